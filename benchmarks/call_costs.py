@@ -8,7 +8,7 @@ import torch
 from cost_jobs import Place
 from torch import Tensor
 
-from manyformer.bench.clock import TimedJob, take_turns
+from manyformer.bench.measuring import TimedJob, take_turns
 from manyformer.kernels import softmax_paths
 from manyformer.ops import sparse_plan
 from manyformer.ops.attention_with_lse import merge_lse

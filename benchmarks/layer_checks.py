@@ -44,8 +44,7 @@ REASONS = {
     "models/generative_model.py": "an early exit and its classifiers are one step together",
     "models/with_early_exit.py": PARTS,
     "recipes/baselines.py": "initialization is by kind of layer",
-    "relevance/head_propagation.py": "relevance begins where a source is embedded, which every embedding does",
-    "relevance/kernel_rule.py": "rules of propagation are by kind of operation",
+    "heads/relevance.py": "rules are by kind of operation, and relevance begins where a source is embedded",
     "surgery/attention_transfer.py": STRUCTURE,
     "surgery/head_sharing.py": STRUCTURE,
     "surgery/lora.py": STRUCTURE,
@@ -53,7 +52,7 @@ REASONS = {
     "tasks/masked_language_modelling.py": "the head of masked tokens is the one that the encoder has",
     "tasks/task.py": GENERATES,
     "tasks/text_labels.py": "why a model fails a contract is a fact of its layers",
-    "viewer/retrieved_contexts.py": "one head reads a datastore",
+    "viewer/model_view.py": "one head reads a datastore",
 }
 """Why each file still asks."""
 

@@ -20,8 +20,7 @@ from typing import Any
 import frame
 import torch
 
-from manyformer.bench.clock import time_job
-from manyformer.bench.memory import _reset_peak, _status_bytes
+from manyformer.bench.measuring import _reset_peak, _status_bytes, time_job
 from manyformer.planning import parse_devices
 from manyformer.planning.hardware import calibrate
 from manyformer.planning.rehearsed_step import StepRehearsal, step_cost

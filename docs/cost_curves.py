@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.files.atomic_files import atomic_write
-from manyformer.model_summary import build_on_meta, forward_cost
+from manyformer.model_summary import forward_cost
 from manyformer.recipes import RECIPES, get_recipe
+from manyformer.recipes.registry import build_on_meta
 
 COSTS = Path(__file__).parent / "costs.json"
 LENGTHS = (64, 256, 1024)

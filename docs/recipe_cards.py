@@ -9,9 +9,9 @@ from cost_curves import drawing
 from manyformer.check.tiny_models import build_tiny
 from manyformer.cli.show_pages import random_inputs
 from manyformer.mixers.global_summaries import SummaryPrefixedLayer
-from manyformer.model_summary import build_on_meta, count_parameters
+from manyformer.model_summary import count_parameters
 from manyformer.recipes import RECIPES, Recipe
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.registry import build_on_meta, task_of
 from manyformer.view import attention_masks, draw, draw_mixing, mixing_strengths
 
 PICTURE_LENGTH = 256

@@ -6,8 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from manyformer.compare.advise import SuiteRecord, TaskRecord, read_results
-from manyformer.compare.suite_costs import CaseCosts
-from manyformer.compare.suite_report import EQUAL_STEPS
+from manyformer.compare.suite_report import EQUAL_STEPS, CaseCosts
 from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.files.text_tables import markdown_table
 

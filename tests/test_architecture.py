@@ -44,7 +44,7 @@ LEVELS = [
     {"config"},
     {"data"},
     {"interop"},
-    {"api", "model_summary", "properties", "relevance"},
+    {"api", "model_summary"},
     {"surgery"},
     {"generate"},
     {"train", "check"},
@@ -330,7 +330,7 @@ WRITING_METHODS |= {"copyfile", "copy2", "copytree", "move", "dump", "SummaryWri
 
 WRITTEN_ELSEWHERE = {
     # methods of the library itself, which write by `atomic_files`
-    "check/own_subject.py": ["save"],
+    "check/check.py": ["save"],
     "cli/convert.py": ["save"],
     "cli/view.py": ["save"],
     "data/opened.py": ["save"],
@@ -350,7 +350,7 @@ WRITTEN_ELSEWHERE = {
     "data/cache_folder.py": ["open", "save"],
     # the pipe of a process of the same run, and a switch of the system
     "training_worker.py": ["open"],
-    "bench/memory.py": ["write_text"],
+    "bench/measuring.py": ["write_text"],
     # torch's and TensorBoard's own formats, of which a kill may leave a part that is not read
     "train/sharded_checkpoints.py": ["save"],
     "train/metrics.py": ["SummaryWriter"],

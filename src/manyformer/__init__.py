@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from manyformer.datastore import Datastore, knn_lm
     from manyformer.generate import generate
     from manyformer.models.with_early_exit import early_exit
-    from manyformer.pruning.prune_run import prune_heads
+    from manyformer.pruning import prune_heads
     from manyformer.surgery import convert
     from manyformer.surgery.head_sharing import collaborate
     from manyformer.surgery.recipe_conversions import memorize
@@ -42,7 +42,7 @@ _MODULES = {
     "knn_lm": "manyformer.datastore",
     "load": "manyformer.api",
     "memorize": "manyformer.surgery.recipe_conversions",
-    "prune_heads": "manyformer.pruning.prune_run",
+    "prune_heads": "manyformer.pruning",
     "recipes": "manyformer.api",
     "train": "manyformer.train",
     "view": "manyformer.viewer",

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -13,7 +13,6 @@ from manyformer.costs import count_flops
 from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
 from manyformer.recipes.registry import task_of
-from manyformer.system.device_memory import bounded_model
 from manyformer.tasks import Inputs, Task
 from manyformer.training_hooks import eval_mode
 
@@ -45,12 +44,6 @@ class ForwardCost(NamedTuple):
     flops: int
     state_bytes: int | None
     bytes_per_token: float | None
-
-
-def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
-    """The model on the `meta` device, without storage for its weights: fast for any size."""
-    with bounded_model(recipe), torch.device("meta"):
-        return build(recipe, **keywords)
 
 
 def count_parameters(model: nn.Module) -> int:

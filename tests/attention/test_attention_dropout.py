@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.check.own_subject import OwnSubject
+from manyformer.check.check import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.core import ContiguousLayout

@@ -6,7 +6,7 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.attention.head_gates import HardConcreteGates, attach_gates, attention_heads, fold_gates
-from manyformer.check.own_subject import OwnSubject
+from manyformer.check.check import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.config import AdamWConfig

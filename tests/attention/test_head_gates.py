@@ -7,7 +7,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.attention.attention import MultiHeadLayer
 from manyformer.attention.head_gates import ConstantGates, attention_heads, gated_heads
-from manyformer.check.own_subject import OwnSubject
+from manyformer.check.check import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.recipes import RECIPES

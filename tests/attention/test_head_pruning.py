@@ -14,7 +14,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.attention.attention import HeadlessLayer
 from manyformer.attention.head_gates import attention_heads, format_heads, gated_heads, parse_heads, remove_heads
-from manyformer.check.own_subject import OwnSubject
+from manyformer.check.check import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.core import Context

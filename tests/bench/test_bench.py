@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from manyformer.bench import BenchCandidate, BenchCell, BenchReport, MachineInfo, bench, write_report
-from manyformer.bench.candidate import NEW_TOKENS, BenchSetting, CandidateBench
+from manyformer.bench.bench import NEW_TOKENS, BenchSetting, CandidateBench
 from manyformer.errors import UserError
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 1, "heads": 2}

@@ -8,17 +8,9 @@ import torch
 
 import manyformer as mf
 from manyformer.batches import CausalLMBatch
-from manyformer.bench import (
-    clock,
-    extra_memory,
-    load_warning,
-    median_with_quartiles,
-    paired_ratio,
-    take_turns,
-    time_job,
-)
-from manyformer.bench.clock import is_noisy
-from manyformer.bench.memory import PROCESS
+from manyformer.bench import extra_memory, load_warning, median_with_quartiles, paired_ratio, take_turns, time_job
+from manyformer.bench import measuring as clock
+from manyformer.bench.measuring import PROCESS, is_noisy
 from manyformer.costs import count_flops
 
 CPU = torch.device("cpu")
@@ -87,7 +79,7 @@ def test_extra_memory_is_the_peak_beyond_what_was_there(size: int) -> None:
 
 
 def test_where_nobody_keeps_the_peak_nothing_is_claimed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyformer.bench.memory.PROCESS", tmp_path / "nothing")
+    monkeypatch.setattr("manyformer.bench.measuring.PROCESS", tmp_path / "nothing")
     assert extra_memory(lambda: pytest.fail("it must not run in vain"), CPU) is None
     assert extra_memory(lambda: None, torch.device("meta")) is None
 

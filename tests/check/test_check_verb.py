@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.check import CONTRACTS, Adapter, ContractRow
-from manyformer.check.contracts.causality_contracts import cut_positions
+from manyformer.check.causality_contracts import cut_positions
 from manyformer.check.tiny_models import TINY_KEYWORDS
 from manyformer.errors import UserError
 from manyformer.recipes import RECIPES, recipe

@@ -13,7 +13,8 @@ from torch import nn
 import manyformer as mf
 from manyformer.check.tiny_models import tiny_keywords
 from manyformer.config import shipped_runs
-from manyformer.model_summary import build_on_meta, count_parameters, forward_cost, module_rows
+from manyformer.model_summary import count_parameters, forward_cost, module_rows
+from manyformer.recipes.registry import build_on_meta
 
 
 def test_list_shows_every_recipe_within_the_width_of_a_page(cli: Cli) -> None:

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.compare import CaseMeasurement, ComparisonResult, compare, job_pool
+from manyformer.compare import CaseMeasurement, ComparisonResult, compare
+from manyformer.compare import runner as job_pool
 from manyformer.compare.claims import judge_claim, parse_claim
 from manyformer.config import RUN_FILE
 from manyformer.errors import UserError

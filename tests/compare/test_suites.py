@@ -14,12 +14,13 @@ import pytest
 from scipy import stats
 
 from manyformer.compare.advise import advise, read_results
-from manyformer.compare.measurement import open_archive
-from manyformer.compare.planner import PlannedCase, TrainingPlan, TrainingTiming, spell_duration, with_budget
-from manyformer.compare.significance import holm_adjusted, paired_t_test, student_t_tails
+from manyformer.compare.claims import holm_adjusted, paired_t_test, student_t_tails
+from manyformer.compare.comparison_report import spell_duration
+from manyformer.compare.planner import PlannedCase, TrainingPlan, TrainingTiming, with_budget
 from manyformer.compare.sizing import TOLERANCE, body_parameters
 from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult
 from manyformer.compare.suite_runner import SuiteOptions, find_results, fitting_recipes, read_suite, run_suite
+from manyformer.compare.training_task import open_archive
 from manyformer.errors import UserError, UserErrors
 from manyformer.files.json_records import DamagedFile
 from manyformer.recipes import RECIPES

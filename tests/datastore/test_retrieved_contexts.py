@@ -9,8 +9,7 @@ import manyformer as mf
 from manyformer.cli import run
 from manyformer.datastore import build, datastore_job, knn_lm
 from manyformer.datastore.inspect_prompt import CONTEXT_TOKENS
-from manyformer.viewer.model_view import view_text
-from manyformer.viewer.retrieved_contexts import SHOWN_NEIGHBOURS
+from manyformer.viewer.model_view import SHOWN_NEIGHBOURS, view_text
 
 PROMPT = "the cat sat by the door"
 

@@ -18,8 +18,8 @@ from manyformer.data.saved_tokenizers import TokenizerPair, train_tokenizer
 from manyformer.data.treebank import TreebankSentence, WordsInText, tokens_in_text
 from manyformer.errors import UserError
 from manyformer.heads import HeadAnalysis, TokenFrequencies
-from manyformer.heads.analysed_text import tree_of_tokens, treebank_sentences
-from manyformer.heads.syntactic_heads import SyntaxStatistics
+from manyformer.heads.attention_statistics import SyntaxStatistics
+from manyformer.heads.run_measures import tree_of_tokens, treebank_sentences
 from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, MaskedLM, TokenEmbedding
 from manyformer.position import LearnedPosition

@@ -12,9 +12,10 @@ from manyformer import masks as m
 from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.masks import Mask
-from manyformer.model_summary import build_on_meta, forward_cost
+from manyformer.model_summary import forward_cost
 from manyformer.models.embedding import positions_of
 from manyformer.position import NoPosition
+from manyformer.recipes.registry import build_on_meta
 
 SMALL = {"vocab": 17, "dim": 8, "heads": 2, "depth": 1, "ff_dim": 8}
 MODELS: dict[str, dict[str, Any]] = {

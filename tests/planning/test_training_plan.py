@@ -8,9 +8,10 @@ import pytest
 from manyformer.cli import import_commands
 from manyformer.cli.app import run_command
 from manyformer.errors import UserError
-from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
+from manyformer.model_summary import count_parameters, nearest_size
 from manyformer.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
 from manyformer.planning.hardware import ACCELERATORS, device_at_hand, find_accelerator
+from manyformer.recipes.registry import build_on_meta
 
 SMALL: dict[str, Any] = {"vocab": 50, "dim": 64, "depth": 2, "heads": 2}
 

@@ -14,10 +14,20 @@ from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.evaluate import evaluate
 from manyformer.evaluate.eval_data import open_run
-from manyformer.pruning import PruningResult, prune_run
-from manyformer.pruning.head_rankings import GateRanking, HeadRanking, ImportanceRanking, gate_training
-from manyformer.pruning.prune_run import CURVE_FILE, CURVE_PICTURE, QualityCurve
-from manyformer.pruning.removable_heads import HeadUnit, RemovableHeads, count_heads
+from manyformer.pruning import (
+    CURVE_FILE,
+    CURVE_PICTURE,
+    GateRanking,
+    HeadRanking,
+    HeadUnit,
+    ImportanceRanking,
+    PruningResult,
+    QualityCurve,
+    RemovableHeads,
+    count_heads,
+    gate_training,
+    prune_run,
+)
 from manyformer.train import silent
 
 TINY: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 4, "ff_dim": 24, "dropout": 0.0}
@@ -90,7 +100,7 @@ def test_an_interrupted_pruning_goes_on(run: Path, tmp_path: Path, monkeypatch: 
         raise KeyboardInterrupt
 
     # the package has a function of the module's name
-    prune_module = sys.modules["manyformer.pruning.prune_run"]
+    prune_module = sys.modules["manyformer.pruning"]
     written = []
     for place, name in ((prune_module, "write_pruned_run"), (QualityCurve, "write"), (QualityCurve, "draw")):
         with monkeypatch.context() as patch:

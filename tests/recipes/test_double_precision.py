@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.check.own_subject import OwnSubject
+from manyformer.check.check import OwnSubject
 from manyformer.check.tiny_models import build_tiny
 from manyformer.check.trial import ContractTrial
 from manyformer.core import contiguous_positions

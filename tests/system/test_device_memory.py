@@ -12,7 +12,7 @@ import torch
 
 import manyformer as mf
 from manyformer.errors import UserError
-from manyformer.model_summary import build_on_meta
+from manyformer.recipes.registry import build_on_meta
 from manyformer.system.device_memory import (
     OutOfMemory,
     check_model_fits,

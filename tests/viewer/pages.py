@@ -11,9 +11,8 @@ from torch import Tensor
 import manyformer as mf
 from manyformer.data.saved_tokenizers import train_tokenizer
 from manyformer.view.attention_maps import AttentionMap
-from manyformer.viewer.live_view import ServedModel
 from manyformer.viewer.model_view import ModelView
-from manyformer.viewer.server import ViewServer
+from manyformer.viewer.server import ServedModel, ViewServer
 from perturbing import perturb
 
 ALPHABET = "abcdefgh \n"

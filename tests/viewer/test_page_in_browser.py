@@ -12,10 +12,10 @@ import torch
 from pages import random_weights, self_map, served, trained, view_of
 
 from manyformer.view.attention_maps import NO_WEIGHT_COLOR, WEIGHT_COLORS, AttentionMap
-from manyformer.view.token_counts import TokenCounts
-from manyformer.viewer.live_view import ServedModel
+from manyformer.view.token_work import TokenCounts
 from manyformer.viewer.model_view import ModelView, ViewedImage, view_text
 from manyformer.viewer.page import render_page
+from manyformer.viewer.server import ServedModel
 from manyformer.viewer.weight_encoding import quantize_weights
 
 CHROMIUM = Path("/usr/bin/chromium")

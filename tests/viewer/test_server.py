@@ -14,8 +14,7 @@ from pages import served, trained
 
 from manyformer.attention.head_gates import gated_heads
 from manyformer.errors import UserError
-from manyformer.viewer.live_view import ServedModel, ViewRequest, live_page_data
-from manyformer.viewer.server import MAX_REQUEST_BYTES, ViewServer
+from manyformer.viewer.server import MAX_REQUEST_BYTES, ServedModel, ViewRequest, ViewServer, live_page_data
 
 JSON = {"Content-Type": "application/json"}
 

@@ -4,11 +4,17 @@
 saves it. The functions that it is made of compare any jobs on a busy machine: `take_turns`, `paired_ratio`,
 `extra_memory`, `LargestTensorMode`."""
 
-from manyformer.bench.bench import bench
-from manyformer.bench.bench_report import BenchCell, BenchReport, MachineInfo, write_report
-from manyformer.bench.candidate import BENCH_KINDS, BenchCandidate, BenchPrecision
-from manyformer.bench.clock import load_warning, median_with_quartiles, paired_ratio, take_turns, time_job
-from manyformer.bench.memory import LargestTensorMode, extra_memory
+from manyformer.bench.bench import BenchPrecision, bench
+from manyformer.bench.bench_report import BENCH_KINDS, BenchCandidate, BenchCell, BenchReport, MachineInfo, write_report
+from manyformer.bench.measuring import (
+    LargestTensorMode,
+    extra_memory,
+    load_warning,
+    median_with_quartiles,
+    paired_ratio,
+    take_turns,
+    time_job,
+)
 
 __all__ = [
     "BENCH_KINDS",

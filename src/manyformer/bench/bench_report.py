@@ -8,9 +8,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
-from manyformer.bench.candidate import BenchCandidate, BenchKind
 from manyformer.costs import FLOP_CONVENTION
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import atomic_write_text
@@ -20,6 +19,9 @@ from manyformer.view.figures import FORMATS, add_legend, curve_style, panels, wr
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+BenchKind = Literal["forward", "step", "decode"]
+BENCH_KINDS: tuple[BenchKind, ...] = get_args(BenchKind)
 
 TITLES: dict[BenchKind, str] = {
     "forward": "forward pass, ms",
@@ -34,6 +36,14 @@ MEMORY_TITLES: dict[BenchKind, str] = {
     "step": "extra memory of a training step, MB",
     "decode": "state after that many tokens, MB",
 }
+
+
+class BenchCandidate(NamedTuple):
+    """A recipe with its own keywords, and its label in tables and pictures."""
+
+    label: str
+    recipe: str
+    keywords: dict[str, Any] = {}  # noqa: RUF012
 
 
 @dataclass(frozen=True)

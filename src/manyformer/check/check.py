@@ -3,24 +3,44 @@
 import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, final
 
 import torch
 from torch import nn
 
 from manyformer.api import load
-from manyformer.check.adapter import Adapter, AdapterSubject
+from manyformer.check import (
+    causality_contracts,
+    decoding_contracts,
+    equivalence_contracts,
+    row_contracts,
+    training_contracts,
+)
 from manyformer.check.check_report import CheckLengths, CheckReport, ContractRow
-from manyformer.check.contracts import CONTRACTS
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
 from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_model_and_rng, working_dtype
-from manyformer.check.own_subject import OwnSubject
-from manyformer.check.subject import Subject, seed_everything
+from manyformer.check.subject import Adapter, AdapterSubject, Subject, SubjectOutput, Untestable, seed_everything
 from manyformer.check.tiny_models import build_tiny
-from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial, Untestable
+from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
+from manyformer.core import State
 from manyformer.errors import UserError, suggest_names
-from manyformer.models import Model
-from manyformer.recipes import recipe_names
+from manyformer.models import Model, ModelSpec
+from manyformer.models.model import model_name
+from manyformer.recipes import RecipeCard, recipe_names
+from manyformer.recipes.registry import FACTS, PROMISES, card_of, task_of
+from manyformer.system.devices import device_kind
+from manyformer.tasks import Inputs
+
+# without repeatable outputs nothing can be compared, so that these two are the first
+_FIRST = (equivalence_contracts.repeatable, equivalence_contracts.traceless)
+_MODULES = (causality_contracts, decoding_contracts, row_contracts, training_contracts, equivalence_contracts)
+
+CONTRACTS = {
+    item.name: item
+    for item in (*_FIRST, *(item for module in _MODULES for item in vars(module).values()))
+    if isinstance(item, Contract)
+}
+"""All contracts by their names, in the order of the report."""
 
 STEP_LENGTH = 48
 """The length of sequences in contracts that take many single steps."""
@@ -174,3 +194,55 @@ def _run_contract(
             return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
         return ContractRow(contract.name, "failed", sentence)
     return ContractRow(contract.name, "passed" if is_kept else "failed", sentence, measured, tolerance)
+
+
+@final
+class OwnSubject(Subject):
+    """A model of this library: its task knows the inputs and outputs, and the recipe's card has the promises.
+
+    Raises UserError for a model class without a task.
+    """
+
+    def __init__(self, model: Model, *, name: str | None = None) -> None:
+        self.module = model
+        self._model = model
+        self.task = task_of(model)
+        self.exact = device_kind(model.device).has_float64
+        spec: ModelSpec | None = getattr(model, "spec", None)
+        card = None if spec is None else card_of(spec)
+        self.name = name or model_name(model)
+        self.max_length = model.max_length
+        self.length_multiple = self.task.fixed_length(model) or 1
+        self.takes_source, self.per_token = self.task.takes_source, self.task.per_token
+        self.measured_anyway = self.task.measured_anyway
+        self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
+        self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
+        return SubjectOutput(*self.task.call(self.model, inputs, state))
+
+    def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+        return self.task.init_state(self.model, inputs, capacity=capacity)
+
+    def save_to(self, folder: str) -> None:
+        self.model.save(Path(folder) / "model")
+
+    def copy_from(self, folder: str) -> Self:
+        return type(self)(load(Path(folder) / "model").to(self.token_ids.device), name=self.name)
+
+
+def _not_promised(card: RecipeCard | None) -> dict[str, str]:
+    """The promises that the card excludes, with the reasons; without a card, those that need a recipe."""
+    if card is None:
+        reason = "this model was not built from a recipe, so it cannot be built again"
+        return {"saving": reason, "spec": reason}
+    valid_names = {*PROMISES, *FACTS, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
+    if unknown_names := sorted(card.reasons.keys() - valid_names):
+        raise UserError(
+            f"the card of {card.name} has a reason for '{unknown_names[0]}', which is no promise, fact or contract"
+        )
+    return card.reasons

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.check.subject import Subject, SubjectOutput
-from manyformer.check.trial import Untestable
+from manyformer.check.subject import Subject, SubjectOutput, Untestable
 from manyformer.core import PADDING_SEGMENT, State, tree_map
 from manyformer.libraries.hub_libraries import reload_model, silence_transformers
 from manyformer.tasks import Inputs

@@ -1,15 +1,24 @@
-"""Measure how far outputs change if later tokens are exchanged, one exchange per row of a batch."""
+"""Measure how far outputs change if tokens are exchanged, and compare calls of a model in training mode.
+
+Exchanges of later tokens are measured one per row of a batch. Calls in training mode begin with the same buffers and
+the same random numbers; the operators that a model runs show whether two results can be compared bit for bit."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE
+from manyformer.check.isolation import restoring_attributes, restoring_buffers, training_mode
+from manyformer.check.subject import Untestable
+from manyformer.check.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ContractTrial
+from manyformer.model_summary import is_content_based
 from manyformer.tasks import Inputs
+from manyformer.torch_internals import TorchDispatchMode, tree_leaves
+from manyformer.training_hooks import run_post_step_updates
 
 Forward = Callable[[Inputs], Float[Tensor, "b l v"]]
 
@@ -140,3 +149,86 @@ def _add_changes(leak: Leak, exchange: Exchange, changes: Float[Tensor, " l"]) -
 def is_larger_leak(new: float, old: float) -> bool:
     """Whether `new` is the larger leak; a NaN is larger than every number."""
     return not math.isnan(old) and not new <= old
+
+
+class OperatorCall(NamedTuple):
+    """One call of an operator, with the shapes of its tensor arguments and results."""
+
+    name: str
+    shapes: tuple[torch.Size, ...]
+    is_random: bool
+
+
+def record_calls(forward: Forward, inputs: Inputs) -> list[OperatorCall]:
+    """The calls of operators by `forward`, in order."""
+    recorder = CallRecorder()
+    with recorder:
+        forward(inputs)
+    return recorder.calls
+
+
+def random_calls(forward: Forward, inputs: Inputs) -> list[OperatorCall]:
+    """The calls that draw random numbers, in order."""
+    return [call for call in record_calls(forward, inputs) if call.is_random]
+
+
+@final
+class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operator that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[OperatorCall] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs or {}, result)) if isinstance(leaf, Tensor)]
+        shapes = tuple(tensor.shape for tensor in tensors)
+        self.calls.append(OperatorCall(str(func), shapes, torch.Tag.nondeterministic_seeded in func.tags))
+        return result
+
+
+@contextmanager
+def training_forward(
+    trial: ContractTrial, first: Inputs, second: Inputs, *, after_step: bool = True
+) -> Iterator[Forward]:
+    """A context in training mode, with a function that computes logits as a training step does, with gradients.
+
+    With `after_step` buffers are those after a first step, which may initialize them from its tokens, as k-means does;
+    else those of a new model. All calls begin with the same ones.
+    Raises Untestable if results for `first` and `second` cannot be compared: if two equal calls differ, or if the
+    random numbers of a token follow from the content of other tokens.
+    """
+    module = trial.subject.module
+    assert module is not None
+
+    def forward(inputs: Inputs) -> Float[Tensor, "b *l v"]:
+        with restoring_buffers(module), restoring_attributes(module), torch.enable_grad():
+            return trial.subject(inputs).logits.detach()
+
+    calls_in_evaluation = random_calls(forward, first)
+    with training_mode(module):
+        if after_step:
+            trial.subject(first)
+            run_post_step_updates(module, 1)
+        if not torch.equal(forward(first), forward(first)):
+            raise Untestable("two equal calls in training mode differ, although the random generators were seeded")
+        if _draws_random_numbers(trial, forward, first):
+            calls = random_calls(forward, first)
+            if calls != random_calls(forward, second):
+                raise Untestable("in training mode, the number of random numbers depends on token values")
+            if is_content_based(module) and calls != calls_in_evaluation:
+                raise Untestable("in training mode, random numbers are drawn for tokens that their values select")
+        yield forward
+
+
+def _draws_random_numbers(trial: ContractTrial, forward: Forward, inputs: Inputs) -> bool:
+    """Whether another seed changes the logits; dropout with probability 0 draws random numbers without effect."""
+    seed = trial.subject.seed
+    expected = forward(inputs)
+    trial.subject.seed = seed + 1
+    actual = forward(inputs)
+    trial.subject.seed = seed
+    return not torch.equal(actual, expected)

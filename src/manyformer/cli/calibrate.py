@@ -218,8 +218,7 @@ def _sweep_output(points: "list[ThresholdPoint]", folder: Path) -> Output:
 
 def _token_work(run: str, text: str, answer: str | None, picture: Path | None, device: str | None) -> Output:
     """The computation for each token of a text."""
-    from manyformer.view.token_counts import describe_counts, draw_counts
-    from manyformer.view.token_work import token_work
+    from manyformer.view.token_work import describe_counts, draw_counts, token_work
 
     counts = token_work(load_model(run, device), text, answer)
     page = [

@@ -175,7 +175,7 @@ def _plan_page(comparison: "Comparison", seeds: int) -> Iterator[Block]:
 
 
 def _suite_plan_page(suite: "Suite", options: "SuiteOptions", out: str | None) -> Iterator[Block]:
-    from manyformer.compare.planner import spell_duration
+    from manyformer.compare.comparison_report import spell_duration
     from manyformer.compare.suite_runner import plan_suite
 
     with status_line(f"timing {suite.name}") as status:

@@ -18,9 +18,9 @@ from manyformer.errors import UserError
 if TYPE_CHECKING:
     from manyformer.evaluate.eval_data import TrainedRun
     from manyformer.heads import HeadAnalysis, HeadReport
-    from manyformer.heads.head_grid import HeadGrid
+    from manyformer.heads.head_analysis import HeadGrid
     from manyformer.models import Model
-    from manyformer.pruning.head_rankings import HeadRanking
+    from manyformer.pruning import HeadRanking
     from manyformer.train.events import EventListener
 
 
@@ -62,7 +62,7 @@ def heads(
     low rank (Wang et al. 2020)."""
     from manyformer.evaluate.eval_data import open_run
     from manyformer.heads import write_head_labels
-    from manyformer.heads.head_grid import draw_grids
+    from manyformer.heads.head_analysis import draw_grids
     from manyformer.view.figures import check_picture
 
     if out is not None:
@@ -107,7 +107,7 @@ def _analyse(
 ) -> "HeadAnalysis":
     """Read the held-out sentences, and those with trees."""
     from manyformer.heads import HeadAnalysis
-    from manyformer.heads.analysed_text import held_out_sentences, token_frequencies, treebank_sentences
+    from manyformer.heads.run_measures import held_out_sentences, token_frequencies, treebank_sentences
 
     frequencies = token_frequencies(trained)
     analysis = HeadAnalysis(model, frequencies)
@@ -156,7 +156,7 @@ def _grids(
     reports: "Sequence[HeadReport]", values: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> "dict[str, list[HeadGrid]]":
     """The grids of each measure, those of confidence with labels."""
-    from manyformer.heads.head_grid import head_grids
+    from manyformer.heads.head_analysis import head_grids
 
     confidences = _by_layer(reports, lambda report: report.confidence)
     labels = _by_layer(reports, lambda report: ", ".join(report.labels))
@@ -171,7 +171,7 @@ def _grids(
 
 def _heads_page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadReport]") -> Iterator[Block]:
     """A table for each measure and kind of attention, layers by heads, and a line for each head that has a label."""
-    from manyformer.heads.head_grid import grid_rows
+    from manyformer.heads.head_analysis import grid_rows
 
     for measure, measure_grids in grids.items():
         for grid in measure_grids:
@@ -258,7 +258,7 @@ def _ranking(
     on_event: "EventListener | None",
 ) -> "HeadRanking":
     """The ranking that the options describe. Raises UserError for options of the other one."""
-    from manyformer.pruning.head_rankings import GateRanking, ImportanceRanking
+    from manyformer.pruning import GateRanking, ImportanceRanking
 
     options = {"--penalty": penalty, "--steps": steps, "--learning-rate": learning_rate}
     if how == "importance":

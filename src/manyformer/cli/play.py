@@ -38,7 +38,7 @@ def play(
     from manyformer.environments import row_seeds
     from manyformer.evaluate.eval_data import open_policy
     from manyformer.rollouts import likeliest_actions, play_steps, sample_actions
-    from manyformer.view.episode_animation import check_animation, write_animation
+    from manyformer.view.image_sheets import check_animation, write_animation
 
     check_animation(out)
     model_folder(run)

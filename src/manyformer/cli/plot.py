@@ -58,7 +58,7 @@ def regress(
     by gradient descent.
     """
     from manyformer.kernels.kernel_regression import KernelRegression, noisy_sample
-    from manyformer.view.regression_figure import draw_regression
+    from manyformer.view.curves import draw_regression
 
     regression = KernelRegression(kernel, noisy_sample(points, noise, seed))
     searched = regression.search_bandwidth()

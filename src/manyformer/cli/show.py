@@ -162,7 +162,7 @@ def show(
     experts and hashing, the model is built and run instead.
     """
     from manyformer.cli.show_pages import recipe_page
-    from manyformer.model_summary import build_on_meta
+    from manyformer.recipes.registry import build_on_meta
 
     recipe, model_keywords = model_of(name, keywords)
     _check_views({"--pattern": pattern, "--properties": properties, "--mixing": mixing}, draw_all=draw_all, out=out)

@@ -13,15 +13,14 @@ from manyformer.cli.console import Block, Heading, Note, Output, PageTable, form
 from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
 from manyformer.config import describe_keywords
 from manyformer.errors import UserError
+from manyformer.heads.properties import ROUNDING, attention_properties, permutation_change
 from manyformer.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
 from manyformer.models import Model
-from manyformer.properties import attention_properties, permutation_change
-from manyformer.properties.kernel_properties import ROUNDING
 from manyformer.recipes import Recipe, RecipeCard
 from manyformer.recipes.registry import PROMISES, task_of
 
 if TYPE_CHECKING:
-    from manyformer.properties import AttentionProperties
+    from manyformer.heads.properties import AttentionProperties
     from manyformer.tasks import Inputs
 
 PROPERTIES_LENGTH = 64

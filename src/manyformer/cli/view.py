@@ -18,8 +18,8 @@ from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.view.attention_maps import AttentionMap
-    from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import ModelView
+    from manyformer.viewer.server import ServedModel
 
 
 @command(
@@ -59,9 +59,9 @@ def view(
     """
     from manyformer.evaluate.eval_data import held_batch, held_images
     from manyformer.heads import read_head_labels
-    from manyformer.viewer.live_view import ServedModel
     from manyformer.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text
     from manyformer.viewer.page import AttentionPage, render_page
+    from manyformer.viewer.server import ServedModel
 
     if serve and out is not None:
         raise UserError("--out writes a page and --serve writes none: give one of them")
@@ -179,8 +179,7 @@ def _maps_of(
     """The attention of the run's model to the text or the sound."""
     from manyformer.evaluate.eval_data import task_of_run
     from manyformer.evaluate.predict import first_recording, open_transcriber
-    from manyformer.view.attention_maps import attention_maps
-    from manyformer.view.sound_maps import sound_maps
+    from manyformer.view.attention_maps import attention_maps, sound_maps
 
     if (text is None) == (sound is None):
         raise UserError("the model needs a text or --sound to read, one of them, or --regions for a run with a memory")

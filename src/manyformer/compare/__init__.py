@@ -5,6 +5,6 @@
 
 from manyformer.compare.compare import compare
 from manyformer.compare.comparison_report import ComparisonResult
-from manyformer.compare.measurement import CaseMeasurement
+from manyformer.compare.training_task import CaseMeasurement
 
 __all__ = ["CaseMeasurement", "ComparisonResult", "compare"]

@@ -8,10 +8,9 @@ from typing import Annotated, Any, NamedTuple
 from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict
 
+from manyformer.compare.claims import SIGNIFICANCE_LEVEL
 from manyformer.compare.scoring import score_kind
-from manyformer.compare.significance import SIGNIFICANCE_LEVEL
-from manyformer.compare.suite_costs import CaseCosts, state_bytes_at
-from manyformer.compare.suite_report import EQUAL_STEPS
+from manyformer.compare.suite_report import EQUAL_STEPS, CaseCosts, state_bytes_at
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.json_records import DamagedFile, read_json, validate_json
 from manyformer.scores import is_comparable, rank_key

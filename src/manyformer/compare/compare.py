@@ -8,20 +8,25 @@ from pathlib import Path
 import torch
 
 from manyformer.compare.claims import parse_claim
-from manyformer.compare.comparison_report import ComparisonResult
-from manyformer.compare.job_pool import ProgressMeter, describe_machine, run_jobs, worker_pool
-from manyformer.compare.measurement import StepCost, measure_steps
-from manyformer.compare.result_files import write_comparison
-from manyformer.compare.runner import ComparisonRunner, TrainingJob
+from manyformer.compare.comparison_report import ComparisonResult, write_comparison
+from manyformer.compare.runner import (
+    ComparisonRunner,
+    ProgressMeter,
+    TrainingJob,
+    describe_machine,
+    run_jobs,
+    worker_pool,
+)
 from manyformer.compare.scoring import check_score
 from manyformer.compare.sizing import match_sizes
+from manyformer.compare.training_task import StepCost, measure_steps
 from manyformer.config.comparison import Comparison
 from manyformer.config.load_comparison import load_comparison
 from manyformer.data.synthetic_floors import GuessFloors, guess_floors
 from manyformer.errors import UserError, UserErrors, suggest_names
 from manyformer.files.json_text import json_text
-from manyformer.model_summary import build_on_meta
 from manyformer.plugins import import_for_run
+from manyformer.recipes.registry import build_on_meta
 from manyformer.system.stop_signals import resumable
 from manyformer.train.run_folder import recipe_lookup, rename_aside
 from manyformer.type_aliases import LogFn

@@ -7,8 +7,8 @@ from functools import partial
 
 from pydantic import ConfigDict
 
-from manyformer.compare.job_pool import WorkerPool, describe_machine
-from manyformer.compare.runner import ComparisonRunner, TrainingJob
+from manyformer.compare.comparison_report import spell_duration
+from manyformer.compare.runner import ComparisonRunner, TrainingJob, WorkerPool, describe_machine
 from manyformer.compare.training_task import TrainingTask, content_hash, run_settings
 from manyformer.config import RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
@@ -86,17 +86,6 @@ class TrainingPlan:
         if self.trainings != 1:
             trainings = f"{self.trainings} trainings"
         return f"this takes {spell_duration(self.seconds)} on {jobs}: {trainings}"
-
-
-def spell_duration(seconds: float) -> str:
-    """A duration in hours and minutes, or in seconds below two minutes."""
-    if seconds < 120:
-        return f"{seconds:.0f} seconds"
-    hours, minutes = divmod(round(seconds / 60), 60)
-    parts = [
-        f"{number} {unit}{'s' * (number > 1)}" for number, unit in ((hours, "hour"), (minutes, "minute")) if number
-    ]
-    return " ".join(parts)
 
 
 def time_cases(

@@ -10,8 +10,9 @@ from manyformer.config import RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.errors import UserError
 from manyformer.files.json_text import json_text
-from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
+from manyformer.model_summary import count_parameters, nearest_size
 from manyformer.recipes import get_recipe
+from manyformer.recipes.registry import build_on_meta
 
 TOLERANCE = 0.03
 """The largest difference of the numbers of parameters, as a share of the reference's."""

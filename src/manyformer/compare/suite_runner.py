@@ -1,7 +1,9 @@
-"""Run a suite: the comparisons of all tasks with models of equal size, in parallel, from and into one archive."""
+"""Run a suite: the comparisons of all tasks with models of equal size, in parallel, from and into one archive.
+
+What the models cost at several lengths is measured once for all tasks: time, memory, operations, and the state."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -9,9 +11,8 @@ from pathlib import Path
 
 import torch
 
+from manyformer.bench import BenchCandidate, bench
 from manyformer.compare.compare import DEFAULT_FOLDER, comparison_errors, comparison_guesses, move_aside, result_folder
-from manyformer.compare.job_pool import ProgressMeter, WorkerPool, describe_machine, run_jobs, worker_pool
-from manyformer.compare.measurement import open_archive
 from manyformer.compare.planner import (
     CaseTimings,
     TrainingPlan,
@@ -20,11 +21,27 @@ from manyformer.compare.planner import (
     time_cases,
     with_budget,
 )
-from manyformer.compare.result_files import write_suite
-from manyformer.compare.runner import ComparisonRunner, TrainingJob
+from manyformer.compare.runner import (
+    ComparisonRunner,
+    ProgressMeter,
+    TrainingJob,
+    WorkerPool,
+    describe_machine,
+    run_jobs,
+    worker_pool,
+)
 from manyformer.compare.sizing import match_sizes
-from manyformer.compare.suite_costs import CaseCosts, measure_case_costs
-from manyformer.compare.suite_report import EQUAL_STEPS, SuiteResult, TaskResult
+from manyformer.compare.suite_report import (
+    EQUAL_STEPS,
+    CaseCosts,
+    LengthCost,
+    SuiteResult,
+    TaskResult,
+    state_bytes_at,
+    write_suite,
+)
+from manyformer.compare.training_task import content_hash, open_archive
+from manyformer.config import RunConfig
 from manyformer.config.comparison import Comparison
 from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
@@ -40,6 +57,11 @@ ARCHIVE_FILE = "measurements.jsonl"
 TIMINGS_FILE = "timings.jsonl"
 COSTS_FILE = "costs.jsonl"
 """The files of a suite's folder from which it goes on: they may be copied to another machine."""
+
+COST_ROUNDS = 3
+
+MAX_COST_SECONDS = 20.0
+"""A forward pass or a step that takes longer is not measured at greater lengths."""
 
 ALL = "all"
 """Chosen in place of names: every recipe that can do the tasks, besides the cases of the suite."""
@@ -182,6 +204,52 @@ class SuiteRunner:
             return lambda runner, job: True
         end = time.monotonic() + 3600 * self.options.max_hours
         return lambda runner, job: time.monotonic() + plan.seconds_of(runner.comparison.name, job.case) <= end
+
+
+CostStore = JsonLines[CaseCosts]
+
+
+def measure_case_costs(
+    runs: Mapping[str, RunConfig],
+    lengths: Sequence[int],
+    store: CostStore,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, CaseCosts]:
+    """The costs of the model of each run at each length, by the names of the cases; those in the store are reused."""
+    costs: dict[str, CaseCosts] = {}
+    for name, run in runs.items() if lengths else ():
+        key = content_hash([run.recipe, run.model, list(lengths), describe_machine(1)])
+        if key not in store.entries:
+            on_progress(f"measuring the costs of {name}")
+            store.add(_measure_costs(key, name, run, lengths))
+        costs[name] = store.entries[key]
+    return costs
+
+
+def _measure_costs(key: str, name: str, run: RunConfig, lengths: Sequence[int]) -> CaseCosts:
+    candidate = BenchCandidate(name, run.recipe, dict(run.model))
+    report = bench(
+        [candidate],
+        lengths,
+        what=("forward", "step"),
+        against=None,
+        rounds=COST_ROUNDS,
+        max_seconds=MAX_COST_SECONDS,
+        device="cpu",
+    )
+    cells = {(cell.kind, cell.length): cell for cell in report.cells}
+    costs = tuple(
+        LengthCost(
+            length,
+            cells["forward", length].seconds,
+            cells["step", length].seconds,
+            cells["step", length].memory,
+            cells["forward", length].flops,
+            state_bytes_at(run.recipe, run.model, length),
+        )
+        for length in sorted(set(lengths))
+    )
+    return CaseCosts(key, name, run.recipe, dict(run.model), describe_machine(1), costs)
 
 
 def find_results() -> Path:

@@ -23,10 +23,10 @@ from manyformer.environments import VectorEnvironment, make_environment
 from manyformer.errors import UserError
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.model_import import read_recipe, read_tokenizers
-from manyformer.model_summary import build_on_meta
 from manyformer.models import Model, PolicyModel
 from manyformer.models.model_files import CONFIG_FILE
 from manyformer.recipes import Recipe, get_recipe
+from manyformer.recipes.registry import build_on_meta
 from manyformer.system.devices import best_device
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Task

@@ -12,9 +12,8 @@ from torch import Tensor
 
 from manyformer.batches import to_device
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data.image_decoding import CHANGES
 from manyformer.data.image_files import open_image_files
-from manyformer.data.image_reading import ImageRecord, ImageResize, count_changes
+from manyformer.data.image_reading import CHANGES, ImageRecord, ImageResize, count_changes
 from manyformer.data.kind import OpenRequest, kind_of, no_log
 from manyformer.data.opened import UnlabelledData, UnlabelledInput
 from manyformer.data.summary import ChangeCounts

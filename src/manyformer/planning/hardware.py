@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from manyformer.bench.clock import time_job
+from manyformer.bench.measuring import time_job
 from manyformer.errors import UserError, suggest_names
 from manyformer.planning.rehearsed_step import StepRehearsal
 from manyformer.recipes import build
@@ -68,7 +68,7 @@ ACCELERATORS = {
 
 def find_accelerator(device_name: str) -> Accelerator | None:
     """The accelerator that torch reports as `device_name`; None for an unknown one."""
-    return next((each for each in ACCELERATORS.values() if re.search(each.pattern, device_name)), None)
+    return next((kind for kind in ACCELERATORS.values() if re.search(kind.pattern, device_name)), None)
 
 
 def parse_quantity(text: str, option: str) -> int:
@@ -123,8 +123,8 @@ def device_at_hand(devices: DeviceSet) -> torch.device:
     device = best_device()
     name = gpu_name(device)
     if name is None or find_accelerator(name) != devices.accelerator:
-        here = f"a {name}" if name else "no GPU that torch can use"
-        raise UserError(f"--calibrate needs {devices.accelerator.name} at hand, and this machine has {here}")
+        gpu = f"a {name}" if name else "no GPU that torch can use"
+        raise UserError(f"--calibrate needs {devices.accelerator.name} at hand, and this machine has {gpu}")
     return device
 
 

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from manyformer.config.training_sections import SaveConfig
 from manyformer.errors import UserError
-from manyformer.model_summary import build_on_meta, count_parameters, nearest_size
+from manyformer.model_summary import count_parameters, nearest_size
 from manyformer.planning.hardware import CPU_SHARE, DeviceSet, calibrate, matmul_rate
 from manyformer.planning.rehearsed_step import RehearsedCost, step_cost
 from manyformer.recipes import get_recipe
+from manyformer.recipes.registry import build_on_meta
 
 TOKENS_PER_PARAMETER = 20
 """Hoffmann et al. 2022, arXiv:2203.15556: about this many for each parameter, where compute is the limit."""

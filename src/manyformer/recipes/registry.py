@@ -22,7 +22,7 @@ from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import CONFIG_FILE, read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.keywords import PositiveSize, keyword_signature, record_parameters
-from manyformer.system.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
+from manyformer.system.device_memory import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
 
 if TYPE_CHECKING:
     from manyformer.tasks import Task
@@ -349,3 +349,9 @@ def card_of(spec: ModelSpec) -> RecipeCard | None:
 def build(name: str, **keywords: Any) -> Model:
     """A new model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
     return get_recipe(name).build(**keywords)
+
+
+def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
+    """The model on the `meta` device, without storage for its weights: fast for any size."""
+    with bounded_model(recipe), torch.device("meta"):
+        return build(recipe, **keywords)

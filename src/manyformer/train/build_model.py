@@ -13,9 +13,9 @@ from manyformer.config import RunConfig
 from manyformer.data.epochs import TrainingFeed
 from manyformer.data.opened import DataSurvey, OpenedData, check_lengths
 from manyformer.errors import UserError, suggest_names
-from manyformer.model_summary import build_on_meta
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.registry import build_on_meta
 from manyformer.surgery.lora import attach_lora, is_head
 from manyformer.system.device_memory import check_model_fits
 from manyformer.system.devices import KINDS, available_devices, device_kind

@@ -2,8 +2,7 @@
 
 from manyformer.view.curves import draw_scores_by_length, plot_runs
 from manyformer.view.image_sheets import draw_completed, draw_rows, draw_samples
-from manyformer.view.mask_pictures import attention_masks, draw
-from manyformer.view.mixing_pictures import draw_mixing, mixing_strengths
+from manyformer.view.mask_pictures import attention_masks, draw, draw_mixing, mixing_strengths
 
 __all__ = [
     "attention_masks",

@@ -1,11 +1,13 @@
-"""Attention weights of a trained model for a text, as a figure and as text for the terminal."""
+"""Attention weights of a trained model for a text or a recording, as a figure and as text for the terminal."""
 
 import math
 import operator
 import textwrap
-from collections.abc import Iterator, Sequence
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -14,14 +16,22 @@ from torch import Tensor, nn
 from manyformer.attention.head_gates import part_name
 from manyformer.core import AxisKind
 from manyformer.errors import UserError, suggest_names
+from manyformer.generate import SourceBatch, answer_sources, translate
+from manyformer.generate.generate import read_write_tokenizers
+from manyformer.generate.protocol import TokenizerProtocol
 from manyformer.kernels.weight_axes import ReportedWeights, WeightReports
 from manyformer.models import Model
+from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.model import model_name
-from manyformer.tasks import TextPass
+from manyformer.recipes.registry import task_of
+from manyformer.tasks import EncodedText, TextPass
+from manyformer.tasks.translation import decoder_pass
 from manyformer.training_hooks import eval_mode
 from manyformer.view.figures import PANEL_INCHES, check_picture, panels, write_picture
 from manyformer.view.mask_pictures import SHADES
-from manyformer.view.text_passes import passes_over_text
+
+MAX_TOKEN_LENGTH = 12
+"""The most characters of a token's label."""
 
 NEIGHBOUR_CONTEXT = 3
 """The number of tokens before a token that was looked up, which are shown with it."""
@@ -38,12 +48,71 @@ WEIGHT_COLORS = ("#f7f9e3", "#b9dd83", "#4cb87c", "#21818c", "#39508b", "#3b0650
 NO_WEIGHT_COLOR = "#e9ecf0"
 """The color of a weight that is exactly 0: masked, or not computed."""
 
+TokenLabels = Callable[[Sequence[int], TokenizerProtocol], tuple[str, ...]]
+"""A function that labels token ids for display."""
+
+_VISIBLE_CHARACTERS = {"\n": "↵", "\t": "⇥"}
+
+
+def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
+    """Labels of tokens: their names or decoded text, of at most `MAX_TOKEN_LENGTH` characters."""
+    return tuple((text.strip() or "␣")[:MAX_TOKEN_LENGTH] for text in _token_texts(tokens, tokenizer))
+
+
+def full_token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
+    """Labels of tokens with their spaces, where characters that have no shape are replaced by a symbol or an escape."""
+    return tuple(map(visible_text, _token_texts(tokens, tokenizer)))
+
+
+def visible_text(text: str) -> str:
+    """A text where characters that have no shape are replaced by a symbol or an escape."""
+    return "".join(map(_visible_character, text))
+
+
+def _token_texts(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> list[str]:
+    token_text: Callable[[int], str] = getattr(tokenizer, "token", lambda token_id: tokenizer.decode([token_id]))
+    return [token_text(token_id) for token_id in tokens]
+
+
+def _visible_character(character: str) -> str:
+    if character in _VISIBLE_CHARACTERS:
+        return _VISIBLE_CHARACTERS[character]
+    # controls, marks and overrides of the writing direction, surrogates, separators of lines and paragraphs
+    has_shape = unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    if has_shape:
+        return character
+    return f"\\u{ord(character):04x}"
+
+
+def passes_over_text(
+    model: Model, text: str, answer: str | None = None, *, labels: TokenLabels = token_labels
+) -> list[TextPass]:
+    """The passes of `model` over `text`; for a task with a source, `answer` is the target, or the model translates.
+
+    Raises UserError for a model that has no tokenizer or reads no plain text.
+    """
+    task = task_of(model)
+    tokenizers = read_write_tokenizers(model.tokenizer)
+    if tokenizers.read is None or tokenizers.write is None:
+        raise UserError("the model was saved without a tokenizer, so it cannot read text")
+    if not task.takes_source and answer is not None:
+        raise UserError(f"only an encoder-decoder writes an answer; a {type(model).__name__} reads the text alone")
+    encoded = _encode(text, tokenizers.read, labels)
+    if task.generates == "answer":
+        if answer is None:
+            answer = translate(model, [text], tokenizer=(tokenizers.read, tokenizers.write))[0]  # type: ignore[arg-type]
+        encoded = encoded._replace(answer=_encode(answer, tokenizers.write, labels))
+    return task.text_passes(model, encoded)
+
+
+def _encode(text: str, tokenizer: TokenizerProtocol, labels: TokenLabels) -> EncodedText:
+    return EncodedText(list(tokenizer.encode(text)), tokenizer, lambda tokens: labels(tokens, tokenizer))
+
 
 KeyKind = Literal["tokens", "source", "memory", "neighbours", "contexts", "summaries", "slots", "blocks"]
 """What the columns of a map are: tokens of the text or of a source, a memory and then those of the text, tokens that
 were looked up, contexts of a datastore, summary tokens and then those of the text, slots that mix tokens, or blocks of
 tokens."""
-
 
 MAP_KINDS: dict[AxisKind, KeyKind] = {
     "stream": "tokens",
@@ -94,6 +163,118 @@ def attention_maps(model: Model, text: str, answer: str | None = None) -> list[A
     if not maps:
         raise UserError(f"no part of {model_name(model)} has weights for pairs of tokens, so there is nothing to draw")
     return maps
+
+
+def sound_maps(
+    model: Any,
+    frames: Float[Tensor, "1 f m"],
+    tokenizer: TokenizerProtocol,
+    *,
+    frame_seconds: float,
+    decodes: bool,
+    answer: str | None = None,
+) -> list[AttentionMap]:
+    """The attention weights of a model for a recording; tokens of sound are labelled with their seconds.
+
+    A model that `decodes` writes `answer`, or its own text. Raises UserError for an answer to another model."""
+    if answer is not None and not decodes:
+        raise UserError("only an encoder-decoder writes an answer; this model labels the sound itself")
+    embed: FrameEmbedding = model.embed_source if decodes else model.embed
+    times = [frame * frame_seconds for frame in range(0, frames.shape[1], 2**embed.halvings)]
+    labels = tuple(f"{seconds:.2f}" for seconds in times)
+    encode = model.encode if decodes else model
+    with torch.no_grad(), eval_mode(model):
+        passes = [TextPass(lambda watch: encode(frames, watch=watch), labels, len(labels))]
+        if decodes:
+            passes.append(decoder_pass(model, frames, labels, _read_answer(model, frames, tokenizer, answer)))
+        return [attention for text_pass in passes for attention in pass_maps(model, text_pass)]
+
+
+def _read_answer(
+    model: Any, frames: Float[Tensor, "1 f m"], tokenizer: TokenizerProtocol, answer: str | None
+) -> EncodedText:
+    """The tokens of an answer, by default the one that the model writes."""
+    if answer is None:
+        rows = answer_sources(model, SourceBatch(frames, None), tokenizer=(tokenizer, tokenizer)).rows
+        ids = list(rows[0][0].tokens)
+    else:
+        ids = list(tokenizer.encode(answer))
+    return EncodedText(ids, tokenizer, partial(token_labels, tokenizer=tokenizer))
+
+
+def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
+    """The attention maps of one pass over its own tokens, and over the source where it has one, part by part."""
+    return (attention for attention in all_pass_maps(model, text_pass) if attention.keys in ("tokens", "source"))
+
+
+def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
+    """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
+    reports = WeightReports(model)
+    maps = list[AttentionMap]()
+    positions = list[Tensor]()
+
+    def watch(module: nn.Module, name: str, value: Tensor) -> None:
+        reported = reports.read(module, name, value)
+        if name == "slot_count":
+            maps[-1] = _label_slots(maps[-1], int(value))
+        elif name == "neighbour_positions":
+            positions.append(value[0].cpu())
+        elif reported is not None and reported.axes.keys == "neighbours":
+            maps.append(_neighbours_map(text_pass, reported, positions.pop()))
+        elif reported is not None:
+            maps.append(_weights_map(text_pass, reported))
+
+    text_pass.run(watch)
+    return maps
+
+
+def _weights_map(text_pass: TextPass, reported: ReportedWeights) -> AttentionMap:
+    """The map of attention weights of the first row."""
+    rows, keys = reported.axes
+    weights = reported.weights[0].float().cpu()
+    queries = weights.shape[1]
+    row_labels = _axis_labels(text_pass, rows, queries)
+    kind = MAP_KINDS[keys]
+    memory = 0
+    if keys == "source" and text_pass.source_labels:
+        row_labels = text_pass.predicted_labels
+        column_labels = text_pass.source_labels
+    elif text_pass.remembered_labels and reported.remembered > 0:
+        kind = "memory"
+        memory = reported.remembered
+        column_labels = (*text_pass.remembered_labels[-memory:], *text_pass.labels)
+    else:
+        column_labels = _axis_labels(text_pass, keys, weights.shape[2])
+    if rows == "latents":
+        kind = "slots"
+    weights = weights[:, : len(row_labels), : len(column_labels)]
+    return AttentionMap(part_name(reported.part), row_labels, column_labels, weights, kind, memory, reported.implied)
+
+
+def _axis_labels(text_pass: TextPass, kind: AxisKind, size: int) -> tuple[str, ...]:
+    """Labels of the rows or columns of reported weights; padding behind the text has none."""
+    if kind == "summaries":
+        return (*(f"summary {number}" for number in range(size - text_pass.length)), *text_pass.labels)
+    name = NAMES_WITHOUT_TOKENS.get(kind)
+    if name is None:
+        return text_pass.labels
+    return tuple(f"{name} {number}" for number in range(size))
+
+
+def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
+    """The map with the labels of compressed slots for its first `count` columns."""
+    slots = tuple(f"slot {number}" for number in range(count))
+    return attention._replace(columns=(*slots, *attention.columns[count:]))
+
+
+def _neighbours_map(text_pass: TextPass, reported: ReportedWeights, positions: Int[Tensor, "h l n"]) -> AttentionMap:
+    """The map of tokens that were looked up in a memory; the columns are all tokens so far, each with those before."""
+    weights = reported.weights[0].float().cpu()
+    tokens = (*text_pass.remembered_labels, *text_pass.labels)
+    dense = weights.new_zeros(*weights.shape[:2], len(tokens)).scatter_add_(2, positions, weights)
+    contexts = tuple("".join(tokens[max(0, n - NEIGHBOUR_CONTEXT) : n + 1]) for n in range(len(tokens)))
+    part = f"{part_name(reported.part)}.neighbours"
+    return AttentionMap(part, text_pass.labels, contexts, dense, "neighbours")
 
 
 def select_map(maps: Sequence[AttentionMap], *, part: str | None = None, layer: int | None = None) -> AttentionMap:
@@ -175,78 +356,3 @@ def _panel_contents(maps: dict[str, AttentionMap], *, per_head: bool) -> Iterato
             continue
         for head, weights in enumerate(attention.weights):
             yield attention, weights, f"{title}, head {head}"
-
-
-def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
-    """The attention maps of one pass over its own tokens, and over the source where it has one, part by part."""
-    return (attention for attention in all_pass_maps(model, text_pass) if attention.keys in ("tokens", "source"))
-
-
-def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
-    """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
-    reports = WeightReports(model)
-    maps = list[AttentionMap]()
-    positions = list[Tensor]()
-
-    def watch(module: nn.Module, name: str, value: Tensor) -> None:
-        reported = reports.read(module, name, value)
-        if name == "slot_count":
-            maps[-1] = _label_slots(maps[-1], int(value))
-        elif name == "neighbour_positions":
-            positions.append(value[0].cpu())
-        elif reported is not None and reported.axes.keys == "neighbours":
-            maps.append(_neighbours_map(text_pass, reported, positions.pop()))
-        elif reported is not None:
-            maps.append(_weights_map(text_pass, reported))
-
-    text_pass.run(watch)
-    return maps
-
-
-def _weights_map(text_pass: TextPass, reported: ReportedWeights) -> AttentionMap:
-    """The map of attention weights of the first row."""
-    rows, keys = reported.axes
-    weights = reported.weights[0].float().cpu()
-    queries = weights.shape[1]
-    row_labels = _axis_labels(text_pass, rows, queries)
-    kind = MAP_KINDS[keys]
-    memory = 0
-    if keys == "source" and text_pass.source_labels:
-        row_labels = text_pass.predicted_labels
-        column_labels = text_pass.source_labels
-    elif text_pass.remembered_labels and reported.remembered > 0:
-        kind = "memory"
-        memory = reported.remembered
-        column_labels = (*text_pass.remembered_labels[-memory:], *text_pass.labels)
-    else:
-        column_labels = _axis_labels(text_pass, keys, weights.shape[2])
-    if rows == "latents":
-        kind = "slots"
-    weights = weights[:, : len(row_labels), : len(column_labels)]
-    return AttentionMap(part_name(reported.part), row_labels, column_labels, weights, kind, memory, reported.implied)
-
-
-def _axis_labels(text_pass: TextPass, kind: AxisKind, size: int) -> tuple[str, ...]:
-    """Labels of the rows or columns of reported weights; padding behind the text has none."""
-    if kind == "summaries":
-        return (*(f"summary {number}" for number in range(size - text_pass.length)), *text_pass.labels)
-    name = NAMES_WITHOUT_TOKENS.get(kind)
-    if name is None:
-        return text_pass.labels
-    return tuple(f"{name} {number}" for number in range(size))
-
-
-def _label_slots(attention: AttentionMap, count: int) -> AttentionMap:
-    """The map with the labels of compressed slots for its first `count` columns."""
-    slots = tuple(f"slot {number}" for number in range(count))
-    return attention._replace(columns=(*slots, *attention.columns[count:]))
-
-
-def _neighbours_map(text_pass: TextPass, reported: ReportedWeights, positions: Int[Tensor, "h l n"]) -> AttentionMap:
-    """The map of tokens that were looked up in a memory; the columns are all tokens so far, each with those before."""
-    weights = reported.weights[0].float().cpu()
-    tokens = (*text_pass.remembered_labels, *text_pass.labels)
-    dense = weights.new_zeros(*weights.shape[:2], len(tokens)).scatter_add_(2, positions, weights)
-    contexts = tuple("".join(tokens[max(0, n - NEIGHBOUR_CONTEXT) : n + 1]) for n in range(len(tokens)))
-    part = f"{part_name(reported.part)}.neighbours"
-    return AttentionMap(part, text_pass.labels, contexts, dense, "neighbours")

@@ -1,16 +1,26 @@
-"""Figures of runs: their metrics over the steps of training, and BLEU by the length of the source."""
+"""Figures with curves: metrics of runs over their steps, BLEU by the length of the source, and kernel regressions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
+
 from manyformer.errors import UserError
+from manyformer.kernels.kernel_regression import (
+    INTERVAL_END,
+    BandwidthChoice,
+    KernelRegression,
+    bandwidth_grid,
+    textbook_function,
+)
 from manyformer.scores import ScoreRecord
 from manyformer.train.metrics import MetricsRow, read_rows
-from manyformer.view.figures import add_legend, check_picture, curve_style, panels, write_picture
+from manyformer.view.figures import add_legend, check_picture, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
 
 MAX_MARKED_POINTS = 60
 """Curves with at least this many points are drawn without markers."""
@@ -111,10 +121,33 @@ def draw_scores_by_length(scores: Mapping[str, Sequence[ScoreRecord]], picture: 
     """
     figure, (axis,) = panels(1, 1)
     for number, (name, records) in enumerate(scores.items()):
-        words = [record.parts["words"] for record in records]
+        mean_words = [record.parts["words"] for record in records]
         values = [record.value for record in records]
-        axis.plot(words, values, marker="o", label=name, **curve_style(number))
+        axis.plot(mean_words, values, marker="o", label=name, **curve_style(number))
     axis.set_xlabel("words of the source, mean of each range")
     axis.set_ylabel("BLEU")
     add_legend(axis)
     write_picture(figure, Path(picture))
+
+
+def draw_regression(regression: KernelRegression, choices: Sequence[BandwidthChoice], path: Path) -> None:
+    """Write the figure: left the points, the function and the fit of each choice, right the leave-one-out error."""
+    figure, (fits, errors) = panels(1, 2)
+    query = torch.linspace(0, INTERVAL_END, 200, dtype=torch.float64)[:, None]
+    x, y = (values[:, 0].tolist() for values in regression.sample)
+    fits.plot(x, y, "o", color="#999999", markersize=3, label="points")
+    fits.plot(query[:, 0].tolist(), textbook_function(query)[:, 0].tolist(), color="#000000", label="function")
+    grid = bandwidth_grid()
+    errors.plot(grid, [regression.leave_one_out(bandwidth) for bandwidth in grid], color="#000000")
+    for index, choice in enumerate(choices):
+        label = f"{choice.method}: {choice.bandwidth:.3g}"
+        color = curve_color(index)
+        fits.plot(
+            query[:, 0].tolist(), regression.predict(choice.bandwidth, query)[:, 0].tolist(), color=color, label=label
+        )
+        errors.plot([choice.bandwidth], [choice.leave_one_out], "o", color=color)
+    errors.set_xscale("log")
+    fits.set(xlabel="x", ylabel="y", title=f"Nadaraya-Watson, {regression.kernel} kernel")
+    errors.set(xlabel="bandwidth", ylabel="leave-one-out error", title="Choice of the bandwidth")
+    add_legend(fits)
+    write_picture(figure, path)

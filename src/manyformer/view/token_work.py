@@ -3,7 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -19,12 +19,44 @@ from manyformer.models.model import model_name
 from manyformer.recipes.registry import task_of
 from manyformer.tasks import TextPass
 from manyformer.training_hooks import eval_mode
+from manyformer.view.attention_maps import passes_over_text
 from manyformer.view.figures import check_picture, curve_color, panels, write_picture
-from manyformer.view.text_passes import passes_over_text
-from manyformer.view.token_counts import TokenCounts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TOKENS_PER_ROW = 40
+"""Tokens per row of a figure; longer texts have several rows."""
+
+TOKEN_INCHES = 0.28
+"""The width of a token in a figure."""
+
+MAX_BAR_LENGTH = 24
+"""The most characters of a bar in the text output."""
+
+COLORMAP = "Blues"
 
 COUNT_LABELS = {"steps": "steps", "depth": "layers"}
 """The values reported to `watch` that count the computation per token, and their units."""
+
+
+class TokenCounts(NamedTuple):
+    """The tokens that one part of a model processed, a number for each, and the largest possible number.
+
+    `label` is the unit of the numbers. With probabilistic halting, `halting` has the halting probabilities of each
+    token at each of its steps.
+    """
+
+    title: str
+    tokens: tuple[str, ...]
+    numbers: tuple[float, ...]
+    maximum: float
+    label: str = "steps"
+    halting: tuple[tuple[float, ...], ...] | None = None
+
+    @property
+    def mean(self) -> float:
+        return sum(self.numbers) / max(1, len(self.numbers))
 
 
 class LayerSpans(NamedTuple):
@@ -55,6 +87,25 @@ def token_work(model: Model, text: str, answer: str | None = None) -> list[Token
 def pass_counts(model: Model, passes: Iterable[TextPass]) -> list[TokenCounts]:
     """The recurrent steps or the exit layer of each token of some passes; empty if no part of the model counts any."""
     return _record_passes(model, passes).counts
+
+
+def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> float | None:
+    """The mean count per token with a target, over all parts that report one; None if no part does."""
+    counts = [torch.zeros(2, dtype=torch.float64)]
+
+    def watch(module: nn.Module, name: str, value: Tensor) -> None:
+        if name in COUNT_LABELS:
+            scored_counts = value.cpu().double()[scored]
+            counts.append(torch.stack([scored_counts.sum(), torch.tensor(scored_counts.numel())]))
+
+    with torch.no_grad(), eval_mode(model):
+        for batch in batches:
+            assert isinstance(batch, CausalLMBatch)
+            scored = batch.targets != IGNORE_INDEX
+            batch = to_device(batch, device)
+            model(batch.tokens, batch.segments, watch=watch)
+    total, tokens = torch.stack(counts).sum(0).tolist()
+    return total / tokens if tokens else None
 
 
 def layer_spans(model: nn.Module) -> list[LayerSpans]:
@@ -88,52 +139,6 @@ def mean_span(model: nn.Module) -> float | None:
     if all(kernel.spans.query_dim for kernel in named_span_kernels(model).values()):
         return None
     return statistics.fmean(layer.mean for layer in layer_spans(model))
-
-
-def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> float | None:
-    """The mean count per token with a target, over all parts that report one; None if no part does."""
-    counts = [torch.zeros(2, dtype=torch.float64)]
-
-    def watch(module: nn.Module, name: str, value: Tensor) -> None:
-        if name in COUNT_LABELS:
-            scored_counts = value.cpu().double()[scored]
-            counts.append(torch.stack([scored_counts.sum(), torch.tensor(scored_counts.numel())]))
-
-    with torch.no_grad(), eval_mode(model):
-        for batch in batches:
-            assert isinstance(batch, CausalLMBatch)
-            scored = batch.targets != IGNORE_INDEX
-            batch = to_device(batch, device)
-            model(batch.tokens, batch.segments, watch=watch)
-    total, tokens = torch.stack(counts).sum(0).tolist()
-    return total / tokens if tokens else None
-
-
-def describe_spans(layers: Sequence[LayerSpans]) -> str:
-    """The spans as text: a line for each layer, with the span of each head and their mean."""
-    part_width = max(len(layer.part) for layer in layers)
-    lines = []
-    for layer in layers:
-        cells = " ".join(f"{span:6.1f}" for span in layer.spans)
-        lines.append(f"{layer.part:<{part_width}} {cells}  mean {layer.mean:.1f}")
-    mean = statistics.fmean(layer.mean for layer in layers)
-    max_length = layers[0].max_length
-    return "\n".join([*lines, f"mean {mean:.1f} of {max_length} tokens, and {layers[0].ramp} more to fade out"])
-
-
-def draw_spans(layers: Sequence[LayerSpans], path: str | Path, *, title: str = "") -> None:
-    """Draw the span of each head over the layers, and their mean; the suffix of `path` decides the format."""
-    check_picture(Path(path))
-    figure, (axis,) = panels(1, 1)
-    for layer_number, layer in enumerate(layers, 1):
-        axis.plot([layer_number] * len(layer.spans), layer.spans, "o", color=curve_color(0), alpha=0.6)
-    axis.plot(range(1, len(layers) + 1), [layer.mean for layer in layers], "-", color=curve_color(1), label="mean")
-    axis.axhline(layers[0].max_length, color="#999999", linestyle="--", label="maximum span")
-    axis.set(xlabel="layer", xticks=range(1, len(layers) + 1), ylabel="span (tokens)")
-    axis.set_ylim(bottom=0)
-    axis.legend(fontsize="x-small")
-    axis.set_title(title, fontsize=9)
-    write_picture(figure, Path(path))
 
 
 def _make_layer_spans(name: str, kernel: AdaptiveSpanKernel, lengths: Float[Tensor, " h"]) -> LayerSpans:
@@ -189,3 +194,89 @@ def _record_passes(model: Model, passes: Iterable[TextPass]) -> _WorkRecorder:
         recorder.tokens = text_pass.labels
         text_pass.run(recorder.watch)
     return recorder
+
+
+def describe_counts(counts: TokenCounts) -> str:
+    """The counts as text: a line for each token, with its number as a bar."""
+    label_width = max(map(len, counts.tokens))
+    bar_length = min(MAX_BAR_LENGTH, max(1, round(counts.maximum)))
+    lines = []
+    for token, number in zip(counts.tokens, counts.numbers):
+        bar = "█" * round(bar_length * number / max(counts.maximum, 1e-9))
+        lines.append(f"{token:>{label_width}} {bar:<{bar_length}} {number:g}")
+    return "\n".join(lines)
+
+
+def draw_counts(all_counts: Sequence[TokenCounts], path: str | Path) -> None:
+    """Draw several counts below each other; the suffix of `path` decides the format.
+
+    Steps with halting probabilities are drawn as cells, which are darker for larger probabilities.
+    """
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.ticker import MaxNLocator
+
+    check_picture(Path(path))
+    rows = [(counts, start) for counts in all_counts for start in range(0, len(counts.tokens), TOKENS_PER_ROW)]
+    row_length = min(TOKENS_PER_ROW, max(len(counts.tokens) for counts in all_counts))
+    figure, axes = panels(len(rows), 1, (max(4.0, row_length * TOKEN_INCHES + 1.2), 2.3), grid=False)
+    for axis, (counts, start) in zip(axes, rows):
+        names = counts.tokens[start : start + TOKENS_PER_ROW]
+        _draw_bars(axis, counts, slice(start, start + TOKENS_PER_ROW))
+        # matplotlib does not accept empty labels, and $ would start a formula
+        axis.set_xticks(range(len(names)), [name.replace("$", r"\$") or " " for name in names], rotation=90, fontsize=8)
+        axis.set(xlim=(-0.6, row_length - 0.4), ylim=(0, counts.maximum * 1.05))
+        axis.set_ylabel(counts.label, fontsize=8)
+        axis.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.spines[["top", "right"]].set_visible(False)
+        if start == 0 and counts.title:
+            axis.set_title(f"{counts.title}, mean {counts.mean:.2f}", fontsize=9)
+    if any(counts.halting for counts in all_counts):
+        colorbar = figure.colorbar(ScalarMappable(cmap=COLORMAP), ax=axes, aspect=30, pad=0.01)
+        colorbar.set_label("probability of halting", fontsize=8)
+    write_picture(figure, Path(path))
+
+
+def _draw_bars(axis: "Axes", counts: TokenCounts, columns: slice) -> None:
+    """Draw a bar for each token, or a stack of cells if there are halting probabilities."""
+    from matplotlib import colormaps
+
+    numbers = counts.numbers[columns]
+    if counts.halting is None:
+        axis.bar(range(len(numbers)), numbers, color=curve_color(0), width=0.8)
+        return
+    cells = [
+        (x, step, probability)
+        for x, probabilities in enumerate(counts.halting[columns])
+        for step, probability in enumerate(probabilities)
+    ]
+    if cells:
+        xs, steps, cell_probabilities = zip(*cells)
+        colors = colormaps[COLORMAP](cell_probabilities)
+        axis.bar(xs, [1.0] * len(xs), bottom=steps, width=0.86, color=colors, edgecolor="#888888", lw=0.4)
+
+
+def describe_spans(layers: Sequence[LayerSpans]) -> str:
+    """The spans as text: a line for each layer, with the span of each head and their mean."""
+    part_width = max(len(layer.part) for layer in layers)
+    lines = []
+    for layer in layers:
+        cells = " ".join(f"{span:6.1f}" for span in layer.spans)
+        lines.append(f"{layer.part:<{part_width}} {cells}  mean {layer.mean:.1f}")
+    mean = statistics.fmean(layer.mean for layer in layers)
+    max_length = layers[0].max_length
+    return "\n".join([*lines, f"mean {mean:.1f} of {max_length} tokens, and {layers[0].ramp} more to fade out"])
+
+
+def draw_spans(layers: Sequence[LayerSpans], path: str | Path, *, title: str = "") -> None:
+    """Draw the span of each head over the layers, and their mean; the suffix of `path` decides the format."""
+    check_picture(Path(path))
+    figure, (axis,) = panels(1, 1)
+    for layer_number, layer in enumerate(layers, 1):
+        axis.plot([layer_number] * len(layer.spans), layer.spans, "o", color=curve_color(0), alpha=0.6)
+    axis.plot(range(1, len(layers) + 1), [layer.mean for layer in layers], "-", color=curve_color(1), label="mean")
+    axis.axhline(layers[0].max_length, color="#999999", linestyle="--", label="maximum span")
+    axis.set(xlabel="layer", xticks=range(1, len(layers) + 1), ylabel="span (tokens)")
+    axis.set_ylim(bottom=0)
+    axis.legend(fontsize="x-small")
+    axis.set_title(title, fontsize=9)
+    write_picture(figure, Path(path))

@@ -5,15 +5,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from manyformer.attention.head_gates import attention_heads, part_name
 from manyformer.batches import Batch
 from manyformer.core import WatchFn, no_watch
+from manyformer.data import Tokenizer
 from manyformer.data.pixel_tokenizer import PixelTokenizer
+from manyformer.datastore.inspect_prompt import CONTEXT_TOKENS
+from manyformer.datastore.knn_head import KNNHead, neighbour_weights
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel, KernelCall, named_kernels
 from manyformer.models import Model, ModelOutput
@@ -23,15 +28,21 @@ from manyformer.tasks import Inputs, Task, TextPass
 from manyformer.tasks.requests import TaskTokenizers
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import ImageArray
-from manyformer.view.attention_maps import AttentionMap, all_pass_maps
-from manyformer.view.text_passes import full_token_labels, passes_over_text
-from manyformer.view.token_counts import TokenCounts
-from manyformer.view.token_work import pass_counts
-from manyformer.viewer.retrieved_contexts import retrieved_map
+from manyformer.view.attention_maps import (
+    AttentionMap,
+    all_pass_maps,
+    full_token_labels,
+    passes_over_text,
+    visible_text,
+)
+from manyformer.view.token_work import TokenCounts, pass_counts
 from manyformer.viewer.weight_encoding import deflate, encode_weights
 
 MAX_TOKENS = 2048
 """The most tokens of a text, because the weights of every pair are computed."""
+
+SHOWN_NEIGHBOURS = 4
+"""The nearest neighbours of a token that have columns of their own."""
 
 HeadLabels = Mapping[str, Sequence[str]]
 """Labels of the heads of each part, "" for a head without one."""
@@ -279,3 +290,47 @@ def _title(model: Model) -> str:
     else:
         recipe = model_name(model)
     return f"{recipe}, {sum(weight.numel() for weight in model.parameters()):,} parameters"
+
+
+def retrieved_map(model: Model, text_pass: TextPass) -> AttentionMap | None:
+    """The weights of the nearest contexts of each token, and the text of these; None for a model without a datastore.
+
+    A column is an entry of the datastore: the end of its context and the token that followed. The weights are shares
+    among all neighbours that the model uses, of which each token shows its `SHOWN_NEIGHBOURS` nearest.
+    """
+    head = getattr(model, "head", None)
+    if not isinstance(head, KNNHead) or not isinstance(model.tokenizer, Tokenizer):
+        return None
+    neighbours = head.store.search(head.key(_head_input(head, text_pass)), head.settings.neighbours)
+    weights = neighbour_weights(neighbours.distances, head.settings.temperature)[:, :SHOWN_NEIGHBOURS].float().cpu()
+    nearest = neighbours.entries[:, :SHOWN_NEIGHBOURS].cpu()
+    entries, columns = torch.unique(nearest, return_inverse=True)
+    dense = weights.new_zeros(len(weights), len(entries)).scatter_add_(1, columns, weights)
+    # entry -1 is the absence of a neighbour
+    entries, dense = entries[entries >= 0], dense[:, entries >= 0]
+    labels = tuple(_entry_text(head, model.tokenizer, entry) for entry in entries.tolist())
+    rows = text_pass.labels
+    shown = dense[None, : len(rows)]
+    return AttentionMap("datastore", rows, labels, shown, keys="contexts")
+
+
+def _head_input(head: KNNHead, text_pass: TextPass) -> Tensor:
+    """What the head reads in the pass, without axes of batches."""
+    inputs: list[Tensor] = []
+
+    def record(module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        inputs.append(arguments[0])
+
+    with head.register_forward_pre_hook(record):
+        text_pass.run(no_watch)
+    return inputs[-1]
+
+
+def _entry_text(head: KNNHead, tokenizer: Tokenizer, entry: int) -> str:
+    context, token, _ = head.store.context(entry, CONTEXT_TOKENS, 0)
+    texts: list[str] = []
+    for is_ordinary, group in groupby(context, lambda number: bool(tokenizer.is_ordinary[number])):
+        tokens = list(group)
+        # decoded together: a token alone may be a part of a character, or of a word
+        texts += [visible_text(tokenizer.decode(tokens))] if is_ordinary else full_token_labels(tokens, tokenizer)
+    return f"{''.join(texts)} → {full_token_labels([token], tokenizer)[0]}"

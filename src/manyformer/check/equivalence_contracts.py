@@ -1,18 +1,56 @@
-"""The contracts that lower precision changes outputs only slightly, never to NaN, and compilation not at all."""
+"""The contracts that one model in several forms gives the same outputs.
 
+Called again it agrees in every bit, whatever was called between, and so does a saved and loaded or rebuilt model; lower
+precision changes outputs only slightly, never to NaN, and compilation not at all."""
+
+import json
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.check.isolation import in_dtype
-from manyformer.check.subject import seed_everything
-from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, contract, failed
+from manyformer.check.subject import Untestable, seed_everything
+from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, passed
+from manyformer.files.json_text import json_text
+from manyformer.recipes import build
 from manyformer.system.devices import device_kind
+from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Inputs
 from manyformer.torch_internals import compiler_backend
+
+
+@contract("repeatable", "the same input twice, with the same seed, gives the same finite output")
+def repeatable(trial: ContractTrial) -> ContractFinding:
+    """Compare two calls with the same seed, which must agree in every bit."""
+    inputs = trial.draw(2, trial.length)
+    first, second = (trial.subject(inputs).logits for _ in range(2))
+    if not torch.isfinite(first).all():
+        share = float((~torch.isfinite(first)).float().mean())
+        return failed(f"{share:.1%} of the logits are not finite", None, 0.0)
+    difference = float((first - second).abs().max())
+    if difference:
+        return failed("not deterministic: two calls with the same input and seed differ", difference, 0.0)
+    return passed("the same call twice gives the same bits", 0.0, 0.0)
+
+
+@contract("traceless", "calls leave no trace in the model")
+def traceless(trial: ContractTrial) -> ContractFinding:
+    """Repeat a long call after a short one and a few decoding steps: it must agree with the first in every bit."""
+    inputs = trial.draw(1, trial.long_length)
+    first = trial.subject(inputs).logits
+    short = trial.draw(1, trial.round_length(max(trial.long_length // 8, 4)))
+    trial.subject(short)
+    if not {"incremental_decoding", "per_token"} & trial.subject.not_promised.keys():
+        trial.run_in_chunks(short, [short.tokens.shape[1] - 1, 1])
+    difference = float((trial.subject(inputs).logits - first).abs().max())
+    if difference:
+        sentence = f"a call with {short.tokens.shape[1]} tokens changes what {trial.long_length} tokens give"
+        return failed(sentence, difference, 0.0)
+    return passed("a long call gives the same bits after short calls and steps", 0.0, 0.0)
+
 
 HALF_TOLERANCE = 0.05
 """The largest error in bfloat16 (8 bits), relative to the logits: a dozen roundings of 1/256 each."""
@@ -130,3 +168,48 @@ def compiled(trial: ContractTrial) -> ContractFinding:
         return failed("torch compiled no graph")
     sentence = f"{trial.backend}: {backend.graphs} graphs of {backend.nodes} nodes give the same as eager"
     return trial.finding(sentence, COMPILED_TOLERANCE)
+
+
+@contract("saving", "a saved and loaded model gives the same bits", needs=("saving",))
+def saving(trial: ContractTrial) -> ContractFinding:
+    """Compare a saved and loaded model, whose outputs must agree in every bit and whose spec must be equal."""
+    inputs = trial.draw(2, trial.length)
+    with temporary_folder() as folder:
+        trial.subject.save_to(str(folder))
+        loaded = trial.subject.copy_from(str(folder))
+    difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
+    if difference or difference != difference:
+        return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
+    saved_model = trial.subject.model
+    loaded_model = loaded.model
+    if saved_model is not None and loaded_model is not None and saved_model.spec != loaded_model.spec:
+        return failed(f"the loaded model has the spec {loaded_model.spec}, not {saved_model.spec}")
+    return passed("the loaded model gives the same bits", difference, 0.0)
+
+
+@contract("spec", "the spec is sufficient to build the model again", needs=("spec",))
+def spec(trial: ContractTrial) -> ContractFinding:
+    """Build the model from its recipe and keywords after a round trip through JSON; names and shapes must be equal."""
+    model = trial.subject.model
+    assert model is not None
+    recipe, keywords, _ = model.spec
+    try:
+        restored = json.loads(json_text(keywords))
+    except TypeError as error:
+        return failed(f"the keywords are not JSON: {error}")
+    if changed := sorted(name for name in keywords if restored[name] != keywords[name]):
+        return failed(f"the keyword {changed[0]} ({keywords[changed[0]]!r}) does not survive JSON")
+    rebuilt = build(recipe, **restored)
+    if rebuilt.spec != model.spec:
+        return failed(f"building {model.spec} gives {rebuilt.spec}")
+    shapes = _tensor_shapes(model)
+    rebuilt_shapes = _tensor_shapes(rebuilt)
+    if different := shapes.items() ^ rebuilt_shapes.items():
+        name = min(name for name, _ in different)
+        return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")
+    return passed(f"{len(shapes)} tensors of the same names and shapes from {recipe} and {len(restored)} keywords")
+
+
+def _tensor_shapes(module: nn.Module) -> dict[str, torch.Size]:
+    tensors: dict[str, Tensor] = module.state_dict()
+    return {name: tensor.shape for name, tensor in tensors.items()}

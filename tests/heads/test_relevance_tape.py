@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyformer.relevance.relevance_tape import RelevanceTape
+from manyformer.heads.relevance_tape import RelevanceTape
 
 EPSILON = 1e-5
 
@@ -100,7 +100,7 @@ ATTENTION: dict[str, dict[str, Any]] = {
 def test_each_head_gets_what_the_explicit_jacobian_gives(
     name: str, impacts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("manyformer.relevance.attention_rule.MAX_IMPACTS", impacts)
+    monkeypatch.setattr("manyformer.heads.relevance_tape.MAX_IMPACTS", impacts)
     options, keys = ATTENTION[name], 4 if name == "causal" else 5
     q, k, v = randn(2, 2, 4, 3), randn(2, 2, keys, 3, seed=1), randn(2, 2, keys, 2, seed=2)
     relevance = torch.stack([randn(2, 2, 4, 2).abs(), randn(2, 2, 4, 2, seed=4)])

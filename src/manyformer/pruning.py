@@ -1,20 +1,31 @@
-"""Pruning of a trained run: its heads are removed in steps, scored after each, and what remains is a run."""
+"""Pruning of a trained run: its heads are removed in steps, scored after each, and what remains is a run.
+
+`RemovableHeads` are the heads that may go, a `HeadRanking` decides the order (the gradients of their gates, or gates
+that are trained), `prune_run` carries it out, and `prune_heads` removes given heads from any model."""
 
 import copy
 import itertools
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, final
 
 import torch
+from jaxtyping import Float
+from torch import Tensor, nn
 
 from manyformer.api import load
+from manyformer.attention.attention import MultiHeadLayer
 from manyformer.attention.head_gates import (
     RemovedHeads,
     add_heads,
+    attention_heads,
     format_heads,
     gated_heads,
+    layers_of_part,
     parse_heads,
+    read_gates,
     remove_heads,
 )
 from manyformer.batches import Batch
@@ -27,29 +38,207 @@ from manyformer.exact_shares import round_share
 from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 from manyformer.files.json_records import AS_OBJECT, Count, FileRecord
 from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
+from manyformer.heads.head_importance import HeadValues, head_importance, normalize_layers
 from manyformer.models import BatchScore, Model
 from manyformer.models.model import CarriedState
 from manyformer.models.model_files import copy_tokenizers, replacement_folder
-from manyformer.pruning.head_rankings import HeadRanking, ImportanceFn
-from manyformer.pruning.removable_heads import (
-    HeadUnit,
-    RemovableHeads,
-    closed_gates,
-    count_heads,
-    heads_by_layer,
-    removable_heads,
-)
 from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import REMOVED_HEADS
+from manyformer.rollouts import EpisodeBatch
+from manyformer.train import train
+from manyformer.train.events import EventListener
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
+from manyformer.train.run_folder import RESULT_FILE
 from manyformer.train.session import open_run_data
-from manyformer.train.validation import Validator
+from manyformer.train.validation import ResultRecord, Validator
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import LogFn
 from manyformer.view.figures import panels, write_picture
 
 CURVE_FILE = "pruning.json"
 CURVE_PICTURE = "pruning.png"
+
+STEP_SHARE = 0.1
+"""The share of all heads that one step removes (Michel et al. 2019, section 4.1)."""
+
+IMPORTANCE_BATCHES = 32
+"""The validation batches from which importance is computed, unless there are fewer."""
+
+TRAINING_SHARE = 5
+"""Gates are trained for the number of the run's steps divided by this, unless steps are given."""
+
+ImportanceFn = Callable[[Model, Sequence[Batch], bool], HeadValues]
+"""The importance of each head, from validation batches and whether their rows continue; some heads may be off."""
+
+
+class HeadUnit(NamedTuple):
+    """Heads of a layer that are removed together: one head, or all those that share keys and values."""
+
+    layer: str
+    heads: tuple[int, ...]
+
+
+class RemovableHeads(NamedTuple):
+    """The units of the layers to prune, and the layers among them that need at least one head."""
+
+    units: tuple[HeadUnit, ...]
+    needed_layers: frozenset[str]
+
+    @property
+    def minimum(self) -> int:
+        """The least number of heads that can remain."""
+        return sum(len(next(unit for unit in self.units if unit.layer == name).heads) for name in self.needed_layers)
+
+    def least_important(
+        self, importance: Mapping[str, Float[Tensor, " h"]], removed: Sequence[HeadUnit], *, keep: int, step: int
+    ) -> list[HeadUnit]:
+        """The units to remove next: at most `step` heads, or one unit, of least importance; `keep` heads remain."""
+        chosen: list[HeadUnit] = []
+        candidates = [unit for unit in self.units if unit not in removed]
+        for layer, numbers in importance.items():
+            if not numbers.isfinite().all():
+                problem = f"the importance of the heads of {layer} is no finite number"
+                raise UserError(f"{problem}: heads cannot be ranked by it; look at the weights and the validation data")
+        for unit in sorted(candidates, key=lambda unit: float(importance[unit.layer][list(unit.heads)].mean())):
+            remaining = [other for other in candidates if other not in (*chosen, unit)]
+            is_last = unit.layer in self.needed_layers and all(other.layer != unit.layer for other in remaining)
+            is_within_step = not chosen or count_heads((*chosen, unit)) <= step
+            if not is_last and is_within_step and count_heads(remaining) >= keep:
+                chosen.append(unit)
+        return chosen
+
+
+def removable_heads(model: nn.Module, part: str | None) -> RemovableHeads:
+    """The heads of the layers whose names begin with `part`, such as "encoder"; None means all.
+
+    Raises UserError where the model has no such heads."""
+    layers = layers_of_part(model, part)
+    units = (
+        HeadUnit(name, tuple(range(first, first + layer.head_group)))
+        for name, layer in layers.items()
+        for first in range(0, layer.heads, layer.head_group)
+    )
+    return RemovableHeads(tuple(units), frozenset(name for name, layer in layers.items() if _needs_heads(layer)))
+
+
+def _needs_heads(layer: MultiHeadLayer) -> bool:
+    try:
+        layer.without_heads()
+    except ValueError:
+        return True
+    return False
+
+
+def count_heads(units: Sequence[HeadUnit]) -> int:
+    """The number of heads of these units."""
+    return sum(len(unit.heads) for unit in units)
+
+
+def heads_by_layer(units: Sequence[HeadUnit]) -> dict[str, tuple[int, ...]]:
+    """The numbers of all heads of these units, by layer."""
+    layers = dict.fromkeys(unit.layer for unit in units)
+    return {layer: tuple(sorted(h for unit in units if unit.layer == layer for h in unit.heads)) for layer in layers}
+
+
+def closed_gates(model: nn.Module, units: Sequence[HeadUnit]) -> dict[str, Float[Tensor, " h"]]:
+    """Gates for `gated_heads` that switch the heads of these units off."""
+    layers = attention_heads(model)
+    gates = dict[str, Tensor]()
+    for name, heads in heads_by_layer(units).items():
+        gates[name] = torch.ones(layers[name].heads)
+        gates[name][list(heads)] = 0
+    return gates
+
+
+class RankedWeights(NamedTuple):
+    """The folder of the run whose weights are pruned, and the importance of its heads."""
+
+    folder: Path
+    importance: ImportanceFn
+
+
+class HeadRanking(ABC):
+    """Decides the order in which heads are removed; `name` is its name on the command line."""
+
+    name: str
+
+    @abstractmethod
+    def rank(self, trained: TrainedRun, part: str | None, out: Path) -> RankedWeights:
+        """Rank the heads of the layers in `part`; a run that is trained for it is in the folder `name` of `out`."""
+
+
+@final
+@dataclass(frozen=True)
+class ImportanceRanking(HeadRanking):
+    """By the mean absolute gradient of each head's gate, computed again after each step (Michel et al. 2019, 4.1)."""
+
+    name = "importance"
+
+    def rank(self, trained: TrainedRun, part: str | None, out: Path) -> RankedWeights:
+        return RankedWeights(trained.folder, _gradient_importance)
+
+
+def _gradient_importance(model: Model, batches: Sequence[Batch], rows_continue: bool) -> HeadValues:  # noqa: FBT001
+    if any(isinstance(batch, EpisodeBatch) for batch in batches):
+        raise UserError("a policy has no loss on held-out data, whose gradient is the importance: choose --how gates")
+    return normalize_layers(head_importance(model, batches, rows_continue=rows_continue))
+
+
+@final
+@dataclass(frozen=True)
+class GateRanking(HeadRanking):
+    """By gates that are trained together with the weights (Voita et al. 2019, section 6); see `gate_training`."""
+
+    penalty: float
+    learning_rate: float
+    steps: int | None
+    on_event: EventListener | None
+    name = "gates"
+
+    def rank(self, trained: TrainedRun, part: str | None, out: Path) -> RankedWeights:
+        folder = out / self.name
+        train(gate_training(trained, self, part, folder), on_event=self.on_event)
+        log_alpha = read_gates(folder)
+        return RankedWeights(folder, lambda *_: log_alpha)
+
+
+def gate_training(trained: TrainedRun, ranking: GateRanking, part: str | None, out: Path) -> RunConfig:
+    """The run that trains gates: that of the model, from its weights, for fewer steps and at a lower learning rate.
+
+    It makes a fifth of the steps, unless `ranking` has another number. With a `part` such as "encoder", all other
+    parts are frozen, as in the paper."""
+    steps = ranking.steps
+    settings = trained.config.model_dump(mode="json", by_alias=True)
+    if steps is None and not (trained.folder / RESULT_FILE).exists():
+        raise UserError(f"{trained.folder} has not been trained itself, so the number of steps for gates must be given")
+    if steps is None:
+        steps = max(1, ResultRecord.read(trained.folder / RESULT_FILE).step // TRAINING_SHARE)
+    if part is None:
+        frozen = []
+    else:
+        frozen = _other_parts(trained.load_model("cpu"), part)
+    settings.update(
+        init_from=str(trained.folder),
+        out=str(out),
+        frozen=frozen,
+        schedule={"name": "cosine", "warmup": steps // 10},
+        limits={"steps": steps},
+    )
+    settings["optim"]["lr"] = ranking.learning_rate
+    settings["loss"] |= {"gate_penalty": ranking.penalty, "gated_part": part}
+    settings["evaluate"] |= {"patience": None}
+    settings["save"] |= {"keep_best": 0, "average_last": 0}
+    return RunConfig.model_validate(settings)
+
+
+def _other_parts(model: Model, part: str) -> list[str]:
+    """The top-level modules with weights that do not belong to `part`, which its embedding does."""
+    prefix = part.partition(".")[0]
+    return [
+        name
+        for name, child in model.named_children()
+        if not name.startswith(prefix) and next(child.parameters(), None) is not None
+    ]
 
 
 class PruningPoint(NamedTuple):
@@ -84,13 +273,6 @@ class QualityCurve(FileRecord):
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.invert_xaxis()
         write_picture(figure, path)
-
-
-STEP_SHARE = 0.1
-"""The share of all heads that one step removes (Michel et al. 2019, section 4.1)."""
-
-IMPORTANCE_BATCHES = 32
-"""The validation batches from which importance is computed, unless there are fewer."""
 
 
 class PruningResult(NamedTuple):

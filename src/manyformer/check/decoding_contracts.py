@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, contract
+from manyformer.check.subject import Untestable
+from manyformer.check.trial import ContractFinding, ContractTrial, contract
 from manyformer.recipes.registry import task_of
 
 NEEDS = ("incremental_decoding", "per_token")

@@ -7,9 +7,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX
-from manyformer.check.contracts.row_contracts import document_lengths
-from manyformer.check.padded_rows import pad_documents
-from manyformer.check.trial import ContractFinding, ContractTrial, Untestable, contract, failed, gradients_of, passed
+from manyformer.check.subject import Untestable
+from manyformer.check.trial import (
+    ContractFinding,
+    ContractTrial,
+    contract,
+    document_lengths,
+    failed,
+    gradients_of,
+    pad_documents,
+    passed,
+)
 from manyformer.models import Model
 from manyformer.recipes import build
 from manyformer.recipes.registry import task_of

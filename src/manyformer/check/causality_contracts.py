@@ -8,15 +8,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from manyformer.check.call_recorder import record_calls
 from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_buffers, training_mode
-from manyformer.check.token_exchange import Exchange, ExchangeTest, Forward, Leak, is_larger_leak, measure_leaks
-from manyformer.check.training_forward import training_forward
+from manyformer.check.subject import Untestable
+from manyformer.check.token_exchange import (
+    Exchange,
+    ExchangeTest,
+    Forward,
+    Leak,
+    is_larger_leak,
+    measure_leaks,
+    record_calls,
+    training_forward,
+)
 from manyformer.check.trial import (
     FLOAT32_TOLERANCE,
     ContractFinding,
     ContractTrial,
-    Untestable,
     contract,
     differentiate,
     failed,

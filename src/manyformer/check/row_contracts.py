@@ -4,10 +4,22 @@ import itertools
 
 import torch
 
-from manyformer.check.padded_rows import DocumentSlot, RowItem, pack_documents, pad_documents, pad_tokens
 from manyformer.check.subject import PaddingSide
-from manyformer.check.training_forward import training_forward
-from manyformer.check.trial import ContractFinding, ContractTrial, contract, failed, gradients_of, passed
+from manyformer.check.token_exchange import training_forward
+from manyformer.check.trial import (
+    ContractFinding,
+    ContractTrial,
+    DocumentSlot,
+    RowItem,
+    contract,
+    document_lengths,
+    failed,
+    gradients_of,
+    pack_documents,
+    pad_documents,
+    pad_tokens,
+    passed,
+)
 from manyformer.core import PADDING_SEGMENT
 from manyformer.tasks import Inputs
 
@@ -40,11 +52,6 @@ def _compare_padded(trial: ContractTrial, side: PaddingSide) -> ContractFinding:
         actual = slot.logits_of(batched, per_token=trial.subject.per_token)
         trial.compare(actual, trial.subject(document).logits[0], where)
     return trial.finding(f"rows padded on the {side} with random tokens give the same as each alone")
-
-
-def document_lengths(trial: ContractTrial) -> list[int]:
-    """The lengths of four documents, one of them a single token."""
-    return [trial.length, trial.length // 2 - 1, 1, trial.length - 1]
 
 
 @contract("source-padding", "padding of the source changes nothing", needs=PADDED_SOURCE, exact=True)
@@ -135,8 +142,8 @@ def batch_training(trial: ContractTrial) -> ContractFinding:
     both = trial.draw(2 * BATCH_ROWS, trial.length)
     rows = range(BATCH_ROWS)
     inputs = both.rows(rows)
-    others = both.rows(range(BATCH_ROWS, 2 * BATCH_ROWS))
-    with training_forward(trial, inputs, others) as forward:
+    other_rows = both.rows(range(BATCH_ROWS, 2 * BATCH_ROWS))
+    with training_forward(trial, inputs, other_rows) as forward:
         expected = forward(inputs)
         for row in rows:
             mixed = both.rows([index if index == row else index + BATCH_ROWS for index in rows])
