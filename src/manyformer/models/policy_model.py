@@ -7,7 +7,7 @@ from jaxtyping import Float, Int64, Shaped
 from torch import Tensor, nn
 
 from manyformer.batches.batch import SegmentLayout
-from manyformer.batches.episode_batches import RolloutBatch
+from manyformer.batches.episode_batches import EpisodesToPlay, RolloutBatch
 from manyformer.core import PADDING_SEGMENT, Context, Layer, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models.generative_model import ModelState
@@ -17,7 +17,6 @@ from manyformer.models.observation_embedding import ObservationEmbedding
 from manyformer.models.policy_actor import PolicyActor
 from manyformer.models.policy_loss import StepLosses, normalize_advantages, policy_loss
 from manyformer.models.token_positions import empty_tail, materialize_tail, positions_of
-from manyformer.rollouts import EpisodeBatch
 
 POLICY_HEAD_STD = 0.01
 """The initial deviation of the policy head, with which all actions are about equally likely."""
@@ -114,12 +113,12 @@ class PolicyModel(Model[RolloutBatch]):
         total = torch.where(valid, self._step_losses(batch, output, valid).total(batch.objective), 0.0).sum()
         return BatchLoss(total, valid.sum(), output.loss)
 
-    def score(self, batch: RolloutBatch | EpisodeBatch, *, state: State = None) -> BatchScore:
+    def score(self, batch: RolloutBatch | EpisodesToPlay, *, state: State = None) -> BatchScore:
         """The negative log-likelihood of the actions, and how many of them were the likeliest.
 
         Held-out episodes are played instead, with the sums of their returns in `others`.
         """
-        if isinstance(batch, EpisodeBatch):
+        if isinstance(batch, EpisodesToPlay):
             zero = torch.zeros(())
             return BatchScore(zero, torch.tensor(len(batch.seeds)), zero, others=batch.score_sums(self))
         output = self._outputs(batch)

@@ -9,6 +9,7 @@ from jaxtyping import Int64
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from manyformer.batches.episode_batches import PlayedEpisodes
 from manyformer.environments import VectorEnvironment
 from manyformer.errors import UserError
 from manyformer.rollouts.acting_loop import ActedStep, ActingLoop, ActingPolicy, SelectFn, likeliest_actions
@@ -16,14 +17,6 @@ from manyformer.type_aliases import IntArray
 
 MAX_STEPS = 100_000
 """The steps after which an episode that is played to its end is given up."""
-
-
-class PlayedEpisodes(NamedTuple):
-    """The results of one episode for each row; `successes` is None where the environment has no such thing."""
-
-    returns: NDArray[np.float64]
-    lengths: IntArray
-    successes: NDArray[np.bool_] | None
 
 
 @torch.no_grad()
