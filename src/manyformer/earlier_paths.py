@@ -61,7 +61,6 @@ class _EarlierModuleLoader(Loader):
         """The import system creates an empty module, which `exec_module` replaces."""
 
     def exec_module(self, module: ModuleType) -> None:
-        _keep_public_functions()
         # level 2: the import statement, since warnings skip the frames of the import system
         _warn(module.__name__, self._current, stacklevel=2)
         sys.modules[module.__name__] = importlib.import_module(self._current)
@@ -86,7 +85,7 @@ class _EarlierPackageLoader(Loader):
         return _EarlierPackage(spec.name, self._current, self._names)
 
     def exec_module(self, module: ModuleType) -> None:
-        _keep_public_functions()
+        """There is nothing to run."""
 
 
 class _EarlierPackage(ModuleType):
@@ -127,19 +126,6 @@ def _warn(earlier: str, current: str, *, stacklevel: int) -> None:
         DeprecationWarning,
         stacklevel=stacklevel + 1,
     )
-
-
-class _PackageWithFunctions(ModuleType):
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in self.__all__ and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-def _keep_public_functions() -> None:
-    """From now on, an earlier package such as `train` does not hide the public function of the same name."""
-    package = sys.modules[__name__.partition(".")[0]]
-    if type(package) is ModuleType:
-        package.__class__ = _PackageWithFunctions
 
 
 def install() -> None:
