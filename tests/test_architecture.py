@@ -24,6 +24,7 @@ LEVELS = [
         "decoding_options",
         "device_reads",
         "dropout",
+        "earlier_paths",
         "errors",
         "exact_shares",
         "type_aliases",

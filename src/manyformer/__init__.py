@@ -11,6 +11,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from manyformer.earlier_paths import install as _install_earlier_paths
 from manyformer.version import VERSION as __version__
 
 if TYPE_CHECKING:
@@ -85,3 +86,4 @@ class _Package(ModuleType):
 
 
 sys.modules[__name__].__class__ = _Package
+_install_earlier_paths()

@@ -1,15 +1,19 @@
 """The batch records of episodes: what policies did in environments, and recorded trajectories."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int64, Shaped
+from numpy.typing import NDArray
 from torch import Tensor
 
 from manyformer.batches.batch import IGNORE_INDEX, SegmentLayout, count_valid
 from manyformer.core import PADDING_SEGMENT, State
+from manyformer.type_aliases import IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +59,30 @@ class RolloutBatch(NamedTuple):
 
     def ignored(self) -> Self:
         return self._replace(segments=torch.full_like(self.segments, PADDING_SEGMENT), layout=None)
+
+
+class PlayedEpisodes(NamedTuple):
+    """The results of one episode for each row; `successes` is None where the environment has no such thing."""
+
+    returns: NDArray[np.float64]
+    lengths: IntArray
+    successes: NDArray[np.bool_] | None
+
+
+@runtime_checkable
+class EpisodesToPlay(Protocol):
+    """Held-out episodes, one to a row, by which a policy is scored: it plays them in their environments."""
+
+    @property
+    def seeds(self) -> Int64[Tensor, " b"]:
+        """What determines the episode of each row, besides the actions."""
+
+    # Any, because the interface of policies stands with those who play, which read these records
+    def play(self, policy: Any) -> PlayedEpisodes:
+        """Play the episodes with the likeliest actions."""
+
+    def score_sums(self, policy: Any) -> Mapping[str, Tensor]:
+        """The sums of returns, steps, episodes and, where there are any, successes."""
 
 
 class TrajectoryBatch(NamedTuple):

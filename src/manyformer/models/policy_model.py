@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.attention.acting_step import bind_rows, end_acting
 from manyformer.batches.batch import SegmentLayout
-from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
+from manyformer.batches.episode_batches import ClippedObjective, EpisodesToPlay, RolloutBatch
 from manyformer.bound_step import bind_step
 from manyformer.core import (
     PADDING_SEGMENT,
@@ -26,7 +26,6 @@ from manyformer.models.embedding import ModelState, empty_tail, materialize_tail
 from manyformer.models.head import BatchLoss, BatchScore
 from manyformer.models.model import Model
 from manyformer.models.observation_embedding import ObservationEmbedding
-from manyformer.rollouts import EpisodeBatch
 
 MIN_ADVANTAGE_STD = 1e-3
 """Advantages with a smaller deviation are not normalized."""
@@ -252,12 +251,12 @@ class PolicyModel(Model[RolloutBatch]):
         total = torch.where(valid, self._step_losses(batch, output, valid).total(batch.objective), 0.0).sum()
         return BatchLoss(total, valid.sum(), output.loss)
 
-    def score(self, batch: RolloutBatch | EpisodeBatch, *, state: State = None) -> BatchScore:
+    def score(self, batch: RolloutBatch | EpisodesToPlay, *, state: State = None) -> BatchScore:
         """The negative log-likelihood of the actions, and how many of them were the likeliest.
 
         Held-out episodes are played instead, with the sums of their returns in `others`.
         """
-        if isinstance(batch, EpisodeBatch):
+        if isinstance(batch, EpisodesToPlay):
             zero = torch.zeros(())
             return BatchScore(zero, torch.tensor(len(batch.seeds)), zero, others=batch.score_sums(self))
         output = self._outputs(batch)

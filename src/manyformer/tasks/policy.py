@@ -10,12 +10,11 @@ from jaxtyping import Float, Int, Shaped
 from torch import Generator, Tensor
 
 from manyformer.batches import TextUnits
-from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
+from manyformer.batches.episode_batches import ClippedObjective, EpisodesToPlay, RolloutBatch
 from manyformer.core import MemorySequence, State, WatchFn, no_watch
 from manyformer.models import ModelOutput, PolicyModel
 from manyformer.models.generative_model import NextTokenFn
 from manyformer.models.policy_model import PolicyActor
-from manyformer.rollouts import EpisodeBatch
 from manyformer.scores import ScoreKind, mean_length, mean_return, success_rate
 from manyformer.spaces import PixelSpace
 from manyformer.tasks.likelihood import ScoreSums
@@ -107,7 +106,7 @@ class PolicyTask(Task[PolicyModel]):
     def evaluate(self, request: EvaluationRequest[PolicyModel]) -> EvaluationResult:
         """Mean return and length of held-out episodes, and the share of successes where the environment has any."""
         assert request.batches is not None
-        played = [batch.play(request.model) for batch in request.batches if isinstance(batch, EpisodeBatch)]
+        played = [batch.play(request.model) for batch in request.batches if isinstance(batch, EpisodesToPlay)]
         returns, lengths = (np.concatenate(part) for part in zip(*(episodes[:2] for episodes in played), strict=True))
         successes = [episodes.successes for episodes in played if episodes.successes is not None]
         scores = [mean_return(returns), *(success_rate(part) for part in successes), mean_length(lengths)]
