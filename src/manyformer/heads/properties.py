@@ -17,7 +17,6 @@ from manyformer.attention.head_gates import part_name
 from manyformer.core import tree_map
 from manyformer.kernels import Kernel, KernelCall, named_kernels
 from manyformer.models import Model
-from manyformer.properties.kernel_properties import ROUNDING
 from manyformer.recipes.registry import task_of
 from manyformer.system.devices import float64_device
 from manyformer.tasks import Inputs

@@ -2,8 +2,7 @@
 
 from manyformer.batches.episode_batches import PlayedEpisodes
 from manyformer.rollouts.acting_loop import ActingLoop, ActingPolicy, likeliest_actions, sample_actions
-from manyformer.rollouts.episode_player import EpisodeBatch, play_episodes, play_steps
-from manyformer.rollouts.episode_recording import EpisodeBatch, PlayedEpisodes, play_episodes, play_steps
+from manyformer.rollouts.episode_recording import EpisodeBatch, play_episodes, play_steps
 from manyformer.rollouts.rollout_collector import (
     EPISODE_SCORES,
     ROLLOUT_DIAGNOSTICS,

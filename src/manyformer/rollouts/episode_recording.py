@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from manyformer.batches.episode_batches import PlayedEpisodes
 from manyformer.core import State
 from manyformer.environments import Trajectories, VectorEnvironment
 from manyformer.errors import UserError
@@ -19,14 +20,6 @@ from manyformer.type_aliases import IntArray
 
 MAX_STEPS = 100_000
 """The steps after which an episode that is played to its end is given up."""
-
-
-class PlayedEpisodes(NamedTuple):
-    """The results of one episode for each row; `successes` is None where the environment has no such thing."""
-
-    returns: NDArray[np.float64]
-    lengths: IntArray
-    successes: NDArray[np.bool_] | None
 
 
 @torch.no_grad()
