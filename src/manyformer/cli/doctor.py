@@ -67,6 +67,7 @@ def doctor(
     else:
         findings = verify_folder(Path(folder))
     if recipes:
+        from manyformer.cli.device_trials import try_recipes
         from manyformer.system.devices import best_device
 
         findings += try_recipes(best_device())

@@ -17,12 +17,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.keyword_checks import check_names
 from manyformer.models import Model
 from manyformer.recipes.registry import SHARED_QK_DIM, build, get_recipe, task_of
-from manyformer.surgery.attention_transfer import (
-    LayerTransfer,
-    TransferProgressFn,
-    attention_pairs,
-    transfer_attention,
-)
+from manyformer.surgery.attention_transfer import TransferProgressFn, attention_pairs, transfer_attention
 from manyformer.surgery.conversion import (
     ConversionOptions,
     ConversionReport,
@@ -30,6 +25,7 @@ from manyformer.surgery.conversion import (
     KeyHeadPooling,
     LayerGrowth,
     LayerSharing,
+    LayerTransfer,
     ModelPair,
     RecipeConversion,
     RecipeKeywords,
