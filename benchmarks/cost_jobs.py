@@ -19,8 +19,7 @@ from manyformer.kernels import (
     softmax_forms,
     softmax_paths,
 )
-from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
-from manyformer.kernels.attention_spans import LearnedAttentionSpans
+from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel, LearnedAttentionSpans
 from manyformer.models import head
 from manyformer.ops import (
     attention_with_lse,
@@ -34,7 +33,6 @@ from manyformer.ops import (
     matrix_recurrence,
     selective_scan,
     sinkhorn_attention,
-    span_attention,
     sparse_plan,
     tiled_attention,
     toeplitz_attention,
@@ -276,7 +274,7 @@ SWEEPS: list[Sweep] = [
     doubled(lambda: biased_of((64, 96, 128, 192, 256)), Place(softmax_paths, "MAX_REFERENCE_PAIRS")),
     doubled(lambda: biased_of((4, 8, 16, 32, 64)), Place(softmax_paths, "MAX_REFERENCE_QUERIES")),
     doubled(lambda: spans(4, 8, 16, 32, 64), Place(adaptive_span_kernel, "MAX_REFERENCE_QUERIES")),
-    doubled(lambda: spans(1024), Place(span_attention, "BAND_ROUNDING")),
+    doubled(lambda: spans(1024), Place(adaptive_span_kernel, "BAND_ROUNDING")),
     doubled(small_batches, Place(sinkhorn_attention, "PAIRS_PER_THREAD")),
     doubled(
         lambda: attention(LSHKernel(num_buckets=32, chunk_length=64, num_hashes=2), 2048),

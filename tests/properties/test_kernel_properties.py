@@ -7,8 +7,7 @@ import torch
 
 from manyformer.core import contiguous_positions
 from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
-from manyformer.kernels.pairwise_kernel import PairwiseKernel
-from manyformer.kernels.weight_functions import ReluMeanWeights
+from manyformer.kernels.pairwise_kernel import PairwiseKernel, ReluMeanWeights
 from manyformer.masks import Causal
 from manyformer.position import NoPosition
 from manyformer.properties.kernel_properties import (

@@ -4,12 +4,11 @@ import math
 from typing import Literal, final, get_args
 
 from manyformer.core import LayerOutput
-from manyformer.kernels.kernel import Kernel, KernelCall
+from manyformer.kernels.kernel import Kernel, KernelCall, TokenRing
+from manyformer.kernels.ring_attention import ring_attention
 from manyformer.kernels.softmax_forms import SoftmaxCall
 from manyformer.kernels.softmax_paths import SoftmaxPath, choose
 from manyformer.masks import AllKeys, Mask
-from manyformer.ops.ring_attention import ring_attention
-from manyformer.ops.token_ring import TokenRing
 
 
 @final

@@ -12,7 +12,7 @@ from manyformer.attention.output_stages import HeadGroupNorm
 from manyformer.core import Context, Layer, LayeredStack, LayerOutput, NamedLayers, State
 from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import ScaledFeatures
-from manyformer.kernels.generalized_delta_rule import GeneralizedDeltaRule
+from manyformer.kernels.recurrent_rules import GeneralizedDeltaRule
 from manyformer.length_norms import unit_length
 from manyformer.masks import Causal
 from manyformer.mixers.token_shift import TokenShift, initial_mixture

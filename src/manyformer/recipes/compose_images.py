@@ -10,7 +10,7 @@ from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
 from manyformer.kernels import LinearKernel, LinformerKernel, SoftmaxKernel
 from manyformer.kernels.features import EluPlusOneFeatures
-from manyformer.kernels.length_projection import LearnedLengthProjection
+from manyformer.kernels.linformer_kernel import LearnedLengthProjection
 from manyformer.mixers import DenseScores, FixedScores, FourierMixer, PairTable, SynthesizerAttention, TokenMLP
 from manyformer.models import ImageClassifier
 from manyformer.models.patch_embedding import count_patches

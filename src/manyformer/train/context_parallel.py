@@ -19,8 +19,8 @@ from manyformer.core import Chain, Layer, Pointwise
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.kernels import named_kernels
+from manyformer.kernels.kernel import TokenRing
 from manyformer.models import Model
-from manyformer.ops.token_ring import TokenRing
 from manyformer.residual import Residual
 from manyformer.sources import SelfSource, WindowSource
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy, ParallelStrategy, ProcessGroup

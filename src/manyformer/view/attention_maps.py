@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from manyformer.core import AxisKind
 from manyformer.errors import UserError, suggest_names
-from manyformer.kernels.weight_axes import ReportedWeights, WeightReports
+from manyformer.kernels.kernel import ReportedWeights, WeightReports
 from manyformer.models import Model
 from manyformer.models.model import model_name
 from manyformer.multi_head.head_gates import part_name

@@ -11,7 +11,7 @@ from manyformer.batches import CausalLMBatch, to_device
 from manyformer.core import PADDING_SEGMENT, WeightAxes
 from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
-from manyformer.kernels.weight_axes import WeightReports
+from manyformer.kernels.kernel import WeightReports
 from manyformer.models import Model
 from manyformer.models.model import CarriedState
 from manyformer.ops.region_shares import region_shares
