@@ -14,8 +14,7 @@ from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.kv_buffer import BlockHistory, KVBuffer, append, empty_buffer, shared_key_ranges, trim
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
-from manyformer.ops.region_shares import region_shares
-from manyformer.ops.softmax_attention import masked_softmax
+from manyformer.ops.softmax_attention import masked_softmax, region_shares
 from manyformer.ops.top_products import TopProducts, top_products
 from manyformer.training_hooks import StatefulAcrossBatches
 

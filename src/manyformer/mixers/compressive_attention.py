@@ -20,7 +20,7 @@ from manyformer.core import (
     no_watch,
 )
 from manyformer.mixers.compression import CompressionLoss, MemoryCompression, MemorySlots
-from manyformer.ops.region_shares import region_shares
+from manyformer.ops.softmax_attention import region_shares
 from manyformer.sources import PrefixSource
 from manyformer.training_hooks import StatefulAcrossBatches
 
