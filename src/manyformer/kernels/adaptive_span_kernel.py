@@ -26,11 +26,11 @@ from manyformer.core import (
 )
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import Window
+from manyformer.masks.local import Window
 from manyformer.ops.band import DiagonalBand, band_products, band_weighted_sum, band_weighted_sum_transposed
 from manyformer.ops.softmax_attention import masked_softmax
-from manyformer.position import Position
 from manyformer.position.distance_terms import signed_distances
+from manyformer.position.position import Position
 from manyformer.training_hooks import OwnOptimizerEpsilon, PostStepUpdate
 
 MAX_REFERENCE_QUERIES = 16

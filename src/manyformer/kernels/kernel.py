@@ -13,9 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.core import Layer, LayerOutput, MakesStream, State, TokenPositions, WatchFn, WeightAxes, no_watch
-from manyformer.masks import Mask
+from manyformer.masks.mask import Mask
 from manyformer.ops.softmax_attention import softmax_attention_reference
-from manyformer.position import Position
+from manyformer.position.position import Position
 
 
 class TokenRing(ABC):

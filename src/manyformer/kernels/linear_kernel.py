@@ -32,7 +32,8 @@ from manyformer.kernels.memory_rules import (
     SumRule,
     TokenFeatures,
 )
-from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.masks.local import Causal
+from manyformer.masks.mask import AllKeys, Mask
 from manyformer.ops import fla_recurrence
 from manyformer.ops.document_rows import NO_SEGMENT, segment_runs
 from manyformer.system.devices import compiles_attention

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, PackedLayout, TokenPositions, no_watch
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import AllKeys, Mask
+from manyformer.masks.mask import AllKeys, Mask
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.document_rows import DocumentGrid, make_grid
-from manyformer.position import NoPosition
+from manyformer.position.position import NoPosition
 from manyformer.system.devices import send
 
 

@@ -13,7 +13,7 @@ from manyformer.autocast import autocast_disabled
 from manyformer.core import LayerOutput
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import AllKeys, Mask
+from manyformer.masks.mask import AllKeys, Mask
 
 
 class PairScore(nn.Module, ABC):

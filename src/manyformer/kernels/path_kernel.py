@@ -11,7 +11,7 @@ from manyformer.autocast import autocast_disabled
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, no_watch
 from manyformer.head_projection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import Causal
+from manyformer.masks.local import Causal
 from manyformer.ops.softmax_attention import masked_softmax
 
 EPSILON = 1e-6

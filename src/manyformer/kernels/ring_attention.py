@@ -15,7 +15,7 @@ from torch.autograd.function import once_differentiable
 from manyformer.autocast import autocast_disabled
 from manyformer.core import TokenPositions
 from manyformer.kernels.kernel import TokenRing
-from manyformer.masks import Mask
+from manyformer.masks.mask import Mask
 from manyformer.ops.attention_with_lse import attention_backward, attention_forward, merge_lse
 from manyformer.torch_internals import compiler_disabled
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from manyformer.core import LayerOutput, no_watch
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import AllKeys, Mask
+from manyformer.masks.mask import AllKeys, Mask
 from manyformer.ops.softmax_attention import fused_attention
 
 

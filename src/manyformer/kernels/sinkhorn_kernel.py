@@ -16,7 +16,8 @@ from manyformer.autocast import autocast_disabled
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, State, TokenPositions
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import AllKeys, Causal, Mask
+from manyformer.masks.local import Causal
+from manyformer.masks.mask import AllKeys, Mask
 from manyformer.ops import sinkhorn_attention as ops
 from manyformer.ops.document_rows import DocumentGrid, grid_by_run
 from manyformer.training_hooks import UndecayedParameters

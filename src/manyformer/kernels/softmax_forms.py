@@ -23,8 +23,9 @@ from manyformer.core import (
 )
 from manyformer.device_reads import is_readable
 from manyformer.kernels.kernel import KernelCall
-from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.masks.eviction import visible_in_ring
+from manyformer.masks.local import Causal
+from manyformer.masks.mask import AllKeys, Mask
 from manyformer.ops import (
     clipped_distance_attention,
     distance_vector_attention,
@@ -37,8 +38,8 @@ from manyformer.ops.distance_vector_attention import SegmentPair
 from manyformer.ops.sparse_plan import SparsePlan
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.ops.toeplitz_attention import QueryOffset
-from manyformer.position import Position
 from manyformer.position.distance_terms import DistanceTerms
+from manyformer.position.position import Position
 from manyformer.recompute import recompute_for_gradient
 
 MAX_BAND_DISTANCE = 1024

@@ -20,8 +20,7 @@ from manyformer.kernels.kernel import Kernel, KernelCall, TokenRing
 from manyformer.kernels.ring_attention import ring_attention
 from manyformer.kernels.softmax_forms import BLOCK, MIN_DOCUMENT_LENGTH, DistanceForm, dense_mask, find_distance_form
 from manyformer.masks.local import Causal
-from manyformer.masks.mask import AllKeys, Mask
-from manyformer.masks.paper_patterns import union
+from manyformer.masks.mask import AllKeys, Mask, union
 from manyformer.ops import distance_vector_attention, toeplitz_attention
 from manyformer.ops.block_sparse_attention import block_sparse_attention
 from manyformer.ops.flex_attention import (
@@ -34,7 +33,7 @@ from manyformer.ops.flex_attention import (
 from manyformer.ops.softmax_attention import fused_attention, map_documents
 from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan, repays_planning
 from manyformer.ops.static_layout import can_plan, has_roles_or_parts, materialize
-from manyformer.position import NoPosition
+from manyformer.position.position import NoPosition
 from manyformer.system.devices import compiles_attention
 
 SoftmaxPath = Literal["naive", "sdpa", "documents", "sparse", "blocked", "flex"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyformer.core import PackedLayout, TokenPositions
 from manyformer.dropout import drop
-from manyformer.position import Position
+from manyformer.position.position import Position
 
 
 def softmax_attention_reference(
