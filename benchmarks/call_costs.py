@@ -9,7 +9,7 @@ from cost_jobs import Place
 from torch import Tensor
 
 from manyformer.bench.measuring import TimedJob, take_turns
-from manyformer.kernels import softmax_paths
+from manyformer.kernels import softmax_kernel
 from manyformer.ops import sparse_plan
 from manyformer.ops.attention_with_lse import merge_lse
 from manyformer.ops.softmax_attention import fused_attention
@@ -77,7 +77,7 @@ def measure_gathered_key(rounds: int) -> int:
 
 
 CALL_COSTS: list[tuple[Place, Callable[[int], Any]]] = [
-    (Place(softmax_paths, "ATTENTION_CALL"), measure_call),
+    (Place(softmax_kernel, "ATTENTION_CALL"), measure_call),
     (Place(sparse_plan, "CALL"), measure_call),
     (Place(sparse_plan, "PAIR_RATES"), measure_pair_rates),
     (Place(sparse_plan, "MASKED_PAIR"), measure_masked_pair),

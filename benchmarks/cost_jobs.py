@@ -17,10 +17,9 @@ from manyformer.kernels import (
     SoftmaxKernel,
     adaptive_span_kernel,
     softmax_forms,
-    softmax_paths,
+    softmax_kernel,
 )
-from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
-from manyformer.kernels.attention_spans import LearnedAttentionSpans
+from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel, LearnedAttentionSpans
 from manyformer.models import head
 from manyformer.ops import (
     attention_with_lse,
@@ -34,7 +33,6 @@ from manyformer.ops import (
     matrix_recurrence,
     selective_scan,
     sinkhorn_attention,
-    span_attention,
     sparse_plan,
     tiled_attention,
     toeplitz_attention,
@@ -232,7 +230,7 @@ SWEEPS: list[Sweep] = [
     doubled(
         lambda: attention(SoftmaxKernel(path="blocked"), 1024, position=DistanceAwarePosition(HEADS)),
         Place(softmax_forms, "BLOCK"),
-        Place(softmax_paths, "BLOCK"),
+        Place(softmax_kernel, "BLOCK"),
     ),
     doubled(
         lambda: attention(block_local("sparse"), 2048, values=WIDTH // 2),
@@ -260,7 +258,7 @@ SWEEPS: list[Sweep] = [
     Sweep([Place(sparse_plan, "CHOSEN")], (3 / 4, 7 / 8, 1.0), packed),
     doubled(
         lambda: sequence(*(attention(SoftmaxKernel(m.Window(64)), n // 2, n // 2) for n in (256, 512, 1024))),
-        Place(softmax_paths, "MIN_PAIRS_FOR_PLAN"),
+        Place(softmax_kernel, "MIN_PAIRS_FOR_PLAN"),
     ),
     doubled(lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))), Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")),
     doubled(
@@ -271,12 +269,12 @@ SWEEPS: list[Sweep] = [
     doubled(
         lambda: sequence(*(BIASED(*lengths, position=AlibiPosition(HEADS)) for lengths in (TINY, SHORT, PACKED))),
         Place(softmax_forms, "MIN_DOCUMENT_LENGTH"),
-        Place(softmax_paths, "MIN_DOCUMENT_LENGTH"),
+        Place(softmax_kernel, "MIN_DOCUMENT_LENGTH"),
     ),
-    doubled(lambda: biased_of((64, 96, 128, 192, 256)), Place(softmax_paths, "MAX_REFERENCE_PAIRS")),
-    doubled(lambda: biased_of((4, 8, 16, 32, 64)), Place(softmax_paths, "MAX_REFERENCE_QUERIES")),
+    doubled(lambda: biased_of((64, 96, 128, 192, 256)), Place(softmax_kernel, "MAX_REFERENCE_PAIRS")),
+    doubled(lambda: biased_of((4, 8, 16, 32, 64)), Place(softmax_kernel, "MAX_REFERENCE_QUERIES")),
     doubled(lambda: spans(4, 8, 16, 32, 64), Place(adaptive_span_kernel, "MAX_REFERENCE_QUERIES")),
-    doubled(lambda: spans(1024), Place(span_attention, "BAND_ROUNDING")),
+    doubled(lambda: spans(1024), Place(adaptive_span_kernel, "BAND_ROUNDING")),
     doubled(small_batches, Place(sinkhorn_attention, "PAIRS_PER_THREAD")),
     doubled(
         lambda: attention(LSHKernel(num_buckets=32, chunk_length=64, num_hashes=2), 2048),

@@ -24,8 +24,7 @@ from manyformer.heads.properties import (
     weights_are_convex,
 )
 from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
-from manyformer.kernels.pairwise_kernel import PairwiseKernel
-from manyformer.kernels.weight_functions import ReluMeanWeights
+from manyformer.kernels.pairwise_kernel import PairwiseKernel, ReluMeanWeights
 from manyformer.masks import Causal
 from manyformer.models import ClassHead, MaskedLM, TextClassifier, TokenEmbedding
 from manyformer.position import NoPosition, SinusoidalPosition

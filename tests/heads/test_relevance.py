@@ -35,10 +35,9 @@ from manyformer.kernels import (
     SoftmaxKernel,
 )
 from manyformer.kernels.features import EluPlusOneFeatures, FavorPlusFeatures
-from manyformer.kernels.length_projection import LearnedLengthProjection
+from manyformer.kernels.linformer_kernel import LearnedLengthProjection
 from manyformer.kernels.memory_rules import DeltaRule
-from manyformer.kernels.pair_scores import DotProductScore
-from manyformer.kernels.weight_functions import ReluMeanWeights
+from manyformer.kernels.pairwise_kernel import DotProductScore, ReluMeanWeights
 from manyformer.masks import Causal
 from manyformer.ops.static_layout import materialize
 from manyformer.position import (

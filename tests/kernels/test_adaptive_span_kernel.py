@@ -13,8 +13,8 @@ from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.core import Context, TokenPositions, no_watch
 from manyformer.costs import count_flops
 from manyformer.kernels import KernelCall, SoftmaxKernel
-from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
-from manyformer.kernels.attention_spans import (
+from manyformer.kernels.adaptive_span_kernel import (
+    AdaptiveSpanKernel,
     AttentionSpans,
     DynamicAttentionSpans,
     FixedAttentionSpans,

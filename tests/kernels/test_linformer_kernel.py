@@ -12,7 +12,7 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT
 from manyformer.kernels import KernelCall, LinformerKernel, SoftmaxKernel
-from manyformer.kernels.length_projection import (
+from manyformer.kernels.linformer_kernel import (
     ConvolvedLengthProjection,
     LearnedLengthProjection,
     LengthProjection,

@@ -13,7 +13,6 @@ import manyformer as mf
 from manyformer.attention import Attention
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
 from manyformer.kernels import KernelCall, MemorizingKernel, QKNormKernel, SoftmaxKernel
-from manyformer.kernels.key_search import ExactSearch, FaissSearch
 from manyformer.kernels.kv_buffer import (
     UNUSED_SEGMENT,
     BlockHistory,
@@ -23,7 +22,7 @@ from manyformer.kernels.kv_buffer import (
     shared_key_ranges,
     trim,
 )
-from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner
+from manyformer.kernels.memorizing_kernel import ExactSearch, FaissSearch, GatedCombiner, JointSoftmaxCombiner
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.models.embedding import empty_tail, positions_of

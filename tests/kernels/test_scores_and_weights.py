@@ -11,7 +11,7 @@ from torch import Tensor
 from manyformer.attention import Attention
 from manyformer.core import Context
 from manyformer.kernels import KernelCall, PairwiseKernel, SoftmaxKernel
-from manyformer.kernels.pair_scores import (
+from manyformer.kernels.pairwise_kernel import (
     AdditiveScore,
     BilinearScore,
     CosineScore,
@@ -20,14 +20,13 @@ from manyformer.kernels.pair_scores import (
     GaussianScore,
     LaplaceScore,
     PairScore,
-)
-from manyformer.kernels.pairwise_kernel import leave_one_out, nadaraya_watson
-from manyformer.kernels.weight_functions import (
     ReluMeanWeights,
     ReluWeights,
     SigmoidWeights,
     SoftmaxWeights,
     WeightFunction,
+    leave_one_out,
+    nadaraya_watson,
 )
 from manyformer.masks import AllKeys, Causal
 from manyformer.position import NoPosition

@@ -6,9 +6,8 @@ import torch
 from manyformer.core import contiguous_positions
 from manyformer.kernels import SoftmaxKernel
 from manyformer.kernels.kernel import KernelCall
-from manyformer.kernels.sink_softmax_kernel import SinkSoftmaxKernel
+from manyformer.kernels.sink_softmax_kernel import SinkSoftmaxKernel, sink_attention, sink_attention_reference
 from manyformer.masks import Causal, Mask, Window
-from manyformer.ops.sink_attention import sink_attention, sink_attention_reference
 from manyformer.position import NoPosition
 
 

@@ -9,7 +9,7 @@ from layouts import LAYOUTS, apart, differentiated, documents_of, in_steps, plac
 from manyformer.attention import Attention
 from manyformer.core import Context
 from manyformer.kernels import KernelCall, SinkhornKernel, SoftmaxKernel, SumKernel
-from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting
+from manyformer.kernels.sinkhorn_kernel import BilinearSorting, MLPSorting
 from manyformer.masks import Causal, Mask, Window
 from manyformer.models.embedding import positions_of
 from manyformer.position import NoPosition

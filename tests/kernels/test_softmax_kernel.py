@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_forms, softmax_paths
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_kernel
 from manyformer.masks import (
     AllKeys,
     AtPositions,
@@ -263,9 +263,9 @@ def test_a_forced_path_that_cannot_serve_is_refused() -> None:
 )
 def test_packed_documents_are_seen_one_by_one(mask: Mask, groups: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same as under one mask for whole rows, with documents of every size: dense, in blocks, taken for longer."""
-    monkeypatch.setattr(softmax_paths, "MIN_PAIRS_FOR_PLAN", 50)
-    monkeypatch.setattr(softmax_forms, "LENGTH_ROUNDING", {1: 4, 50: 8})
-    monkeypatch.setattr(softmax_paths, "MIN_DOCUMENT_LENGTH", 12)
+    monkeypatch.setattr(softmax_kernel, "MIN_PAIRS_FOR_PLAN", 50)
+    monkeypatch.setattr(softmax_kernel, "LENGTH_ROUNDING", {1: 4, 50: 8})
+    monkeypatch.setattr(softmax_kernel, "MIN_DOCUMENT_LENGTH", 12)
     place = segment_positions(
         [[0] + [1] * 5 + [2] * 30 + [3] * 9, [PADDING_SEGMENT] * 3 + [4] * 12 + [PADDING_SEGMENT] + [5] * 27 + [6] * 2]
     )

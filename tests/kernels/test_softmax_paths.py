@@ -18,7 +18,7 @@ from manyformer.core import (
     tree_map,
 )
 from manyformer.kernels import KernelCall, SoftmaxKernel
-from manyformer.kernels.softmax_paths import TABLE, Refusal, Row, choose
+from manyformer.kernels.softmax_kernel import TABLE, Refusal, Row, choose
 from manyformer.masks import AllKeys, Causal, Mask, Window
 from manyformer.position import (
     AlibiPosition,

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from manyformer.bench import LargestTensorMode
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_forms, softmax_paths
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_forms, softmax_kernel
 from manyformer.masks import AllKeys, Causal, Mask, PerHead, Window
 from manyformer.models.embedding import positions_of
 from manyformer.ops import attention_with_lse, band, toeplitz_attention
@@ -74,7 +74,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks, and nothing too small for them."""
     for module, name, value in (
         *((module, "BLOCK", size) for module, size in ((softmax_forms, 7), (toeplitz_attention, 8), (band, 4))),
-        *((softmax_paths, name, 0) for name in ("MAX_REFERENCE_PAIRS", "MAX_REFERENCE_QUERIES", "BLOCK")),
+        *((softmax_kernel, name, 0) for name in ("MAX_REFERENCE_PAIRS", "MAX_REFERENCE_QUERIES", "BLOCK")),
         (softmax_forms, "MIN_DOCUMENT_LENGTH", 0),
     ):
         monkeypatch.setattr(module, name, value)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from manyformer.check.tiny_models import build_tiny
 from manyformer.core import WeightAxes
-from manyformer.kernels.weight_axes import ReportedWeights, WeightReports
+from manyformer.kernels.kernel import ReportedWeights, WeightReports
 from manyformer.recipes.registry import task_of
 
 OWN, SOURCE, LATENTS = WeightAxes(), WeightAxes(keys="source"), WeightAxes("latents", "latents")

@@ -15,7 +15,7 @@ from torch.func import functional_call
 import manyformer as mf
 from manyformer.core import PADDING_SEGMENT, Context, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.costs import count_flops
-from manyformer.kernels.weight_functions import SoftmaxWeights
+from manyformer.kernels.pairwise_kernel import SoftmaxWeights
 from manyformer.mixers import AttendingGRU, BidirectionalGRU
 from manyformer.mixers.gru import GRUWeights, mirrored_columns
 from manyformer.models.embedding import positions_of

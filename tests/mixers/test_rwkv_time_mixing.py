@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import manyformer as mf
-from manyformer.kernels.generalized_delta_rule import GeneralizedDeltaRule
 from manyformer.kernels.memory_rules import RecurrentMemory, TokenFeatures
+from manyformer.kernels.recurrent_rules import GeneralizedDeltaRule
 
 DIM, HEAD, DEPTH, LENGTH = 12, 4, 3, 19
 

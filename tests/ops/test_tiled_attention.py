@@ -11,7 +11,7 @@ from manyformer import masks as m
 from manyformer.bench import LargestTensorMode
 from manyformer.core import GLOBAL_ROLE, PADDING_SEGMENT, SUMMARY_ROLE, TokenPositions
 from manyformer.costs import count_flops
-from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_paths
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_kernel
 from manyformer.masks import Mask
 from manyformer.ops import sparse_plan, tiled_attention
 from manyformer.ops import sparse_plan as plans
@@ -85,8 +85,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans, "MIN_ROW_PLAN_PAIRS", 0)
     # several pieces of each kind
     monkeypatch.setattr(tiled_attention, "SCORES_PER_PIECE", 1 << 12)
-    monkeypatch.setattr(softmax_paths, "BLOCK", 8)
-    monkeypatch.setattr(softmax_paths, "MAX_REFERENCE_PAIRS", 64)
+    monkeypatch.setattr(softmax_kernel, "BLOCK", 8)
+    monkeypatch.setattr(softmax_kernel, "MAX_REFERENCE_PAIRS", 64)
     plans._plan_for_layouts.cache_clear()
     plans._recipe_for_layouts.cache_clear()
 

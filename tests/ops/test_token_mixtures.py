@@ -1,10 +1,10 @@
-"""Mixtures of tokens equal their formula, with gradients, in blocks and at once."""
+"""Mixtures of tokens and squared ReLU equal their formulas, with gradients, in blocks and at once."""
 
 import pytest
 import torch
 
 from manyformer.ops import cpu_caches
-from manyformer.ops.token_mixtures import mix_tokens
+from manyformer.ops.token_mixtures import mix_tokens, squared_relu
 
 WIDTH = 6
 
@@ -24,3 +24,13 @@ def test_mixtures_equal_their_formula_with_gradients(
     upstream = torch.randn_like(expected)
     gradients = (torch.autograd.grad(y, [x, other, share], upstream) for y in (actual, expected))
     torch.testing.assert_close(*gradients)
+
+
+def test_it_equals_the_composed_functions_with_gradients() -> None:
+    torch.manual_seed(0)
+    x, upstream = torch.randn(3, 50, dtype=torch.float64, requires_grad=True), torch.randn(3, 50, dtype=torch.float64)
+    expected = x.relu().square()
+    torch.testing.assert_close(squared_relu(x), expected, rtol=0, atol=0)
+    grads = [torch.autograd.grad(y, x, upstream)[0] for y in (squared_relu(x), expected)]
+    torch.testing.assert_close(*grads, rtol=0, atol=1e-15)
+    assert torch.autograd.gradcheck(squared_relu, x)

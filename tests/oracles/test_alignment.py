@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.kernels.pair_scores import AdditiveScore
+from manyformer.kernels.pairwise_kernel import AdditiveScore
 from manyformer.ops.gru_scan import StepAttention, gru_scan
 
 pytestmark = pytest.mark.oracle

@@ -12,7 +12,7 @@ from manyformer.check import Adapter
 from manyformer.core import Context, ContiguousLayout, TokenPositions
 from manyformer.kernels import KernelCall, LinearKernel, LinformerKernel
 from manyformer.kernels.features import EluPlusOneFeatures, FavorPlusFeatures, GeneralizedFavorFeatures
-from manyformer.kernels.length_projection import LearnedLengthProjection
+from manyformer.kernels.linformer_kernel import LearnedLengthProjection
 from manyformer.masks import Causal
 from manyformer.position import NoPosition
 

@@ -16,8 +16,8 @@ import manyformer as mf
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.config import RunConfig
 from manyformer.errors import UserError
+from manyformer.kernels.kernel import TokenRing
 from manyformer.models import LanguageModel
-from manyformer.ops.token_ring import TokenRing
 from manyformer.train import silent
 from manyformer.train.parallel_strategies import column_span, share_columns
 

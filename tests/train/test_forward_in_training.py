@@ -12,8 +12,8 @@ import manyformer as mf
 from manyformer.batches import Batch, CausalLMBatch
 from manyformer.check.tiny_models import build_tiny
 from manyformer.config import AdamWConfig
+from manyformer.kernels.kernel import TokenRing
 from manyformer.models import Model
-from manyformer.ops.token_ring import TokenRing
 from manyformer.recipes.registry import task_of
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.parallel_strategies import share_columns

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
-from manyformer.masks import AllKeys
+from manyformer.masks.mask import AllKeys
 from manyformer.ops.linear_attention import divide_by_normalizer
 
 

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, tree_map
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.position import DynamicNTKRotaryScaling
-from manyformer.position.rotary import RotaryPairing, check_widths, rotate, rotation_table
+from manyformer.position.rotary import DynamicNTKRotaryScaling, RotaryPairing, check_widths, rotate, rotation_table
 
 MAX_ROTATED_QUERIES = 16
 """Queries per kernel call for each of which all keys are rotated separately."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, TokenPositions, no_watch
 from manyformer.head_selection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import Causal
+from manyformer.masks.local import Causal
 from manyformer.ops import softmax_attention as ops
 from manyformer.system.devices import float64_device
 

@@ -1,17 +1,41 @@
-"""The interface of every attention algorithm: outputs from queries, keys and values."""
+"""The interface of every attention algorithm: outputs from queries, keys and values.
+
+Also what kernels report of themselves: the attention weights that parts of a model give to `watch`, with what their
+rows and columns are, and the ring of processes in which a kernel may share the columns of its rows.
+"""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.core import LayerOutput, State, TokenPositions, WatchFn, no_watch
-from manyformer.masks import Mask
+from manyformer.core import Layer, LayerOutput, MakesStream, State, TokenPositions, WatchFn, WeightAxes, no_watch
+from manyformer.masks.mask import Mask
 from manyformer.ops.softmax_attention import softmax_attention_reference
-from manyformer.ops.token_ring import TokenRing
-from manyformer.position import Position
+from manyformer.position.position import Position
+
+
+class TokenRing(ABC):
+    """Process `rank` of `size`, in the order of their columns."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+
+    @abstractmethod
+    def send(self, tensors: Sequence[Tensor], rank: int) -> None:
+        """Send tensors to a process."""
+
+    @abstractmethod
+    def receive(self, like: Sequence[Tensor], rank: int) -> list[Tensor]:
+        """Receive tensors with these shapes from a process."""
+
+    @abstractmethod
+    def pass_on(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Send these to the next process; returns those of the previous one, which have the same shapes."""
 
 
 class KernelCall(NamedTuple):
@@ -106,3 +130,59 @@ class Kernel(nn.Module, ABC):
 def named_kernels(module: nn.Module) -> dict[str, Kernel]:
     """The kernels within a module by their names, also those that are parts of other kernels."""
     return {name: part for name, part in module.named_modules() if isinstance(part, Kernel)}
+
+
+class ReportedWeights(NamedTuple):
+    """Attention weights of one call: the name of the part that reported them, and what their rows and columns are.
+
+    `implied` says that the part never forms them unless they are watched."""
+
+    part: str
+    axes: WeightAxes
+    weights: Float[Tensor, "b h l s"]
+    implied: bool = False
+
+    @property
+    def remembered(self) -> int:
+        """The number of leading columns that are no queries of this call: the keys of a stream end with these."""
+        if self.axes == WeightAxes():
+            return self.weights.shape[-1] - self.weights.shape[-2]
+        return 0
+
+
+class WeightReports:
+    """Finds the attention weights among all that parts of `model` report to `watch`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._axes = weight_axes(model)
+        self.names = {module: name for name, module in model.named_modules()}
+
+    def read(self, module: nn.Module, name: str, value: Tensor) -> ReportedWeights | None:
+        """The attention weights that a report is; None for all other values."""
+        if name == "weights":
+            axes = self._axes.get(module, WeightAxes())
+        elif name == "sort":
+            axes = WeightAxes("blocks", "blocks")
+        elif name == "neighbour_weights":
+            axes = WeightAxes(keys="neighbours")
+        else:
+            return None
+        implied = isinstance(module, Kernel) and module.implies_weights
+        return ReportedWeights(self.names[module], axes, value, implied)
+
+
+def weight_axes(model: nn.Module) -> dict[nn.Module, WeightAxes]:
+    """What the rows and columns are of the weights that each module within a layer reports.
+
+    The innermost layer says what its keys are made of, and modules around it what its stream is made of."""
+    axes: dict[nn.Module, WeightAxes] = {}
+    for layer in model.modules():
+        if isinstance(layer, Layer):
+            axes |= dict.fromkeys(layer.modules(), WeightAxes(keys=layer.key_origin))
+    for outer in reversed(list(model.modules())):
+        if isinstance(outer, MakesStream):
+            axes |= {part: outer.outer_axes(axes[part]) for part in outer.modules() if part in axes}
+    for kernel in model.modules():
+        if isinstance(kernel, Kernel) and kernel.mixes_keys:
+            axes[kernel] = WeightAxes(keys="slots")
+    return axes

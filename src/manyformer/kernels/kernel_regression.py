@@ -7,9 +7,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.kernels.pair_scores import EpanechnikovScore, GaussianScore, LaplaceScore
-from manyformer.kernels.pairwise_kernel import leave_one_out, nadaraya_watson
-from manyformer.kernels.weight_functions import ReluWeights, SoftmaxWeights, WeightFunction
+from manyformer.kernels.pairwise_kernel import (
+    EpanechnikovScore,
+    GaussianScore,
+    LaplaceScore,
+    ReluWeights,
+    SoftmaxWeights,
+    WeightFunction,
+    leave_one_out,
+    nadaraya_watson,
+)
 
 RegressionKernel = Literal["gaussian", "laplace", "epanechnikov"]
 DistanceKernel = GaussianScore | LaplaceScore | EpanechnikovScore

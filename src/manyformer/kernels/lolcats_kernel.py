@@ -12,7 +12,7 @@ from manyformer.core import PADDING_SEGMENT, ContiguousLayout, LayerOutput, Stat
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.features import HedgehogFeatures
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import Causal, Window
+from manyformer.masks.local import Causal, Window
 from manyformer.ops import linear_attention
 from manyformer.torch_internals import autocast_disabled
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyformer.core import ContiguousLayout, LayerOutput, PackedLayout, StepLayout, TokenPositions, no_watch
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import Causal
+from manyformer.masks.local import Causal
 from manyformer.ops import softmax_attention as ops
 from manyformer.ops.chosen_attention import block_choice_attention, choose_highest_scores
 from manyformer.ops.document_rows import grid_by_run

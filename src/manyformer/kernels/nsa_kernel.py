@@ -12,11 +12,11 @@ from manyformer.core import ContiguousLayout, LayerOutput, State, TokenPositions
 from manyformer.head_selection import HeadProjection
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
-from manyformer.masks import Causal, Window
+from manyformer.masks.local import Causal, Window
 from manyformer.ops.chosen_attention import block_choice_attention, choice_mask, choose_highest_scores
 from manyformer.ops.document_rows import document_rows
 from manyformer.ops.softmax_attention import masked_softmax
-from manyformer.position import Position
+from manyformer.position.position import Position
 from manyformer.recompute import choose_once
 from manyformer.training_hooks import UndecayedParameters
 

@@ -1,11 +1,15 @@
-"""A call of softmax attention with the facts by which its computation is chosen, and these computations."""
+"""Softmax attention for calls that need more than torch's kernel: forms by distance and in blocks, and dense masks.
+
+A position that acts on scores or values is computed by distance where it knows distances and the mask makes pairs of
+equal distance alike (`find_distance_form`), else in blocks, of the visible pairs or of queries. `dense_mask` keeps the
+masks that other calls give to torch's kernel.
+"""
 
 from functools import lru_cache, partial
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from manyformer.core import (
@@ -18,11 +22,11 @@ from manyformer.core import (
     TokenPositions,
 )
 from manyformer.device_reads import is_readable
-from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import AllKeys, Causal, Mask, union
+from manyformer.kernels.kernel import KernelCall
 from manyformer.masks.eviction import visible_in_ring
+from manyformer.masks.local import Causal
+from manyformer.masks.mask import AllKeys, Mask
 from manyformer.ops import (
-    block_sparse_attention,
     clipped_distance_attention,
     distance_vector_attention,
     flex_attention,
@@ -31,11 +35,11 @@ from manyformer.ops import (
     toeplitz_attention,
 )
 from manyformer.ops.distance_vector_attention import SegmentPair
-from manyformer.ops.sparse_plan import SparsePlan, make_sparse_plan
+from manyformer.ops.sparse_plan import SparsePlan
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.ops.toeplitz_attention import QueryOffset
-from manyformer.position import NoPosition, Position
-from manyformer.position.position import DistanceTerms
+from manyformer.position import Position
+from manyformer.position.position import DistanceTerms, Position
 from manyformer.recompute import recompute_for_gradient
 
 MAX_BAND_DISTANCE = 1024
@@ -43,6 +47,12 @@ MAX_BAND_DISTANCE = 1024
 
 MIN_DOCUMENT_LENGTH = 64
 """Packed documents of fewer tokens on average are cheaper in one masked call than in one call each."""
+
+BLOCK = 128
+"""Queries per block where a position acts on each pair."""
+
+MAX_CACHED_MASK_PAIRS = 1 << 17
+"""Dense masks of layouts with at most so many pairs are kept for the next calls."""
 
 
 class DistanceForm(NamedTuple):
@@ -60,136 +70,31 @@ class DistanceForm(NamedTuple):
     segments: SegmentPair | None = None
     shares_rows: bool = False
 
-
-class SoftmaxCall:
-    """A call of a kernel, the mask and the numbers that the kernel applies to it, and facts about them.
-
-    `path` is the one that the kernel forces, or "auto". Facts that cost something are found when they are first asked
-    for, and kept for the computation."""
-
-    def __init__(
-        self, kernel: Kernel, call: KernelCall, *, mask: Mask, scale: float, dropout: float, path: str
-    ) -> None:
-        self.kernel = kernel
-        self.call = call
-        self.mask = mask
-        self.scale = scale
-        self.dropout = dropout
-        self.path = path
-        pair_seams = call.position.overridden & {"score", "value"}
-        # a position made of others overrides all seams, and knows which of them it needs
-        self.acts_on_pairs = bool(pair_seams and pair_seams & call.position.required_seams())
-        self.is_causal = isinstance(mask, Causal)
-        self.sees_all_keys = isinstance(mask, AllKeys)
-        self.has_plain_mask = self.is_causal or self.sees_all_keys
-        self._sparse_plan: SparsePlan | None = None
-        self._distance_form: DistanceForm | None = None
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether the paths of a CPU are taken: meta tensors are used to count its costs."""
-        return self.call.q.device.type in ("cpu", "meta")
-
-    @property
-    def queries(self) -> int:
-        """The number of queries of a row."""
-        return self.call.q.shape[2]
-
-    @property
-    def pairs(self) -> int:
-        """The number of (query, key) pairs of a head and a row."""
-        return self.queries * self.call.k.shape[2]
-
-    @property
-    def documents(self) -> PackedLayout | None:
-        """The documents of packed rows that attend to themselves; None if there is none to compute."""
-        layout = self.call.query_positions.layout
-        if not isinstance(layout, PackedLayout) or layout is not self.call.key_positions.layout:
-            return None
-        if layout.documents:
-            return layout
-        return None
-
-    @property
-    def packing(self) -> str:
-        """The documents in words."""
-        assert self.documents is not None
-        return f"{len(self.documents.documents)} documents in {self.call.q.shape[0]} packed rows"
-
-    @property
-    def planned_mask(self) -> Mask:
-        """The mask whose visible blocks are planned: of all heads together where a position computes them at once."""
-        if self.path != "blocked" and not self.acts_on_pairs:
-            return self.mask
-        return union(list(dict.fromkeys(self.mask.for_head(head) for head in range(self.call.q.shape[1]))))
-
-    @property
-    def sparse_plan(self) -> SparsePlan:
-        """The visible blocks of the mask."""
-        if self._sparse_plan is None:
-            call = self.call
-            self._sparse_plan = make_sparse_plan(
-                self.planned_mask, call.query_positions, call.key_positions, call.q.shape[1]
-            )
-        return self._sparse_plan
-
-    @property
-    def plan_share(self) -> float:
-        """The cost of the plan as a share of that of all pairs."""
-        return self.sparse_plan.cost / (self.call.q.shape[1] * self.pairs)
-
-    @property
-    def plan_blocks(self) -> str:
-        """The plan in words."""
-        return self.sparse_plan.describe()
-
-    @property
-    def distance_form(self) -> DistanceForm:
-        """What is known of distances."""
-        if self._distance_form is None:
-            self._distance_form = _find_distance_form(self)
-        return self._distance_form
-
-    @property
-    def position_name(self) -> str:
-        """The class of the position."""
-        return type(self.call.position).__name__
-
-    @property
-    def seams(self) -> str:
-        """The position in words."""
-        seams = sorted(self.call.position.required_seams() & {"score", "value"})
-        acts = "does not change scores"
-        if seams:
-            acts = f"acts on the {' and '.join(seams)} of each pair"
-        return f"{self.position_name} {acts}"
-
-    @property
-    def distance_calls(self) -> str:
-        """How documents are kept apart in the distance form, in words."""
-        form = self.distance_form
-        if form.packed_layout is not None:
-            return f", one call for each of {len(form.packed_layout.documents)} documents"
-        if form.shares_rows:
+    def describe_calls(self) -> str:
+        """How documents are kept apart, in words."""
+        if self.packed_layout is not None:
+            return f", one call for each of {len(self.packed_layout.documents)} documents"
+        if self.shares_rows:
             return ", in rows of contiguous tokens"
         return ""
 
 
-def _find_distance_form(softmax: SoftmaxCall) -> DistanceForm:
-    position = softmax.call.position
+def find_distance_form(call: KernelCall, mask: Mask, *, dropout: float) -> DistanceForm:
+    """What is known of distances in a call under this mask; weights with dropout are formed by few computations."""
+    position = call.position
     terms = position.distance_terms(1, 1)
-    offset, packed_layout = _find_offset(softmax)
+    offset, packed_layout = _find_offset(call, mask)
     if terms is None:
         return DistanceForm(None, None, offset, packed_layout)
     if _has_distance_vectors(position, terms):
         if offset is not None:
             return DistanceForm("vector", terms, offset, packed_layout)
-        offset = _find_aligned_offset(softmax)
+        offset = _find_aligned_offset(call, mask)
         if offset is None:
             return DistanceForm(None, terms, None)
-        return DistanceForm("vector", terms, offset, None, _segment_pair(softmax), shares_rows=True)
+        return DistanceForm("vector", terms, offset, None, _segment_pair(call), shares_rows=True)
     form = DistanceForm(None, terms, offset, packed_layout)
-    if offset is None or softmax.dropout:
+    if offset is None or dropout:
         return form
     if not offset.causal and terms.lookahead < 1:
         return form
@@ -209,15 +114,15 @@ def _has_distance_vectors(position: Position, terms: DistanceTerms) -> bool:
     return position.max_distance is None and terms.keys is not None and terms.bias is None and terms.values is None
 
 
-def _find_offset(softmax: SoftmaxCall) -> tuple[QueryOffset | None, PackedLayout | None]:
+def _find_offset(call: KernelCall, mask: Mask) -> tuple[QueryOffset | None, PackedLayout | None]:
     """The offset of queries against keys, and the documents to compute separately, if the mask is by distance alone."""
-    if not softmax.has_plain_mask:
+    if not isinstance(mask, Causal | AllKeys):
         return None, None
-    query_layout = softmax.call.query_positions.layout
-    key_layout = softmax.call.key_positions.layout
-    queries = softmax.queries
-    keys = softmax.call.k.shape[2]
-    causal = softmax.is_causal
+    query_layout = call.query_positions.layout
+    key_layout = call.key_positions.layout
+    queries = call.q.shape[2]
+    keys = call.k.shape[2]
+    causal = isinstance(mask, Causal)
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         offset = query_layout.start - key_layout.start
         if 0 <= offset <= keys - queries:
@@ -235,28 +140,28 @@ def _find_offset(softmax: SoftmaxCall) -> tuple[QueryOffset | None, PackedLayout
     return (QueryOffset(0, causal), query_layout)
 
 
-def _find_aligned_offset(softmax: SoftmaxCall) -> QueryOffset | None:
+def _find_aligned_offset(call: KernelCall, mask: Mask) -> QueryOffset | None:
     """The offset of queries against keys in rows of contiguous tokens, whose positions may differ between rows."""
-    query_positions = softmax.call.query_positions
-    key_positions = softmax.call.key_positions
+    query_positions = call.query_positions
+    key_positions = call.key_positions
     query_layout = query_positions.layout
     key_layout = key_positions.layout
     aligned_layouts = ContiguousLayout, AlignedLayout
     if not isinstance(query_layout, aligned_layouts) or not isinstance(key_layout, aligned_layouts):
         return None
-    if not softmax.has_plain_mask:
+    if not isinstance(mask, Causal | AllKeys):
         return None
     offset = query_layout.start - key_layout.start
     max_offset = key_positions.segment_ids.shape[1] - query_positions.segment_ids.shape[1]
     if 0 <= offset <= max_offset:
-        return QueryOffset(offset, softmax.is_causal)
+        return QueryOffset(offset, isinstance(mask, Causal))
     return None
 
 
-def _segment_pair(softmax: SoftmaxCall) -> SegmentPair | None:
+def _segment_pair(call: KernelCall) -> SegmentPair | None:
     """The segment ids of queries and keys; None if their values show that each row has a single document."""
-    query_segments = softmax.call.query_positions.segment_ids
-    key_segments = softmax.call.key_positions.segment_ids
+    query_segments = call.query_positions.segment_ids
+    key_segments = call.key_positions.segment_ids
     first_segment = key_segments[:, :1]
     if (
         is_readable(key_segments)
@@ -267,116 +172,33 @@ def _segment_pair(softmax: SoftmaxCall) -> SegmentPair | None:
     return SegmentPair(query_segments, key_segments)
 
 
-BLOCK = 128
-"""Queries per block where a position acts on each pair."""
-
-MAX_CACHED_MASK_PAIRS = 1 << 17
-"""Dense masks of layouts with at most so many pairs are kept for the next calls."""
-
-LENGTH_ROUNDING = {1: 32, 1 << 17: 128}
-"""Under a causal mask the length of a document is padded to a multiple of this, by its number of pairs: equal lengths
-share a mask, and long ones a plan."""
-
-
-def definition(softmax: SoftmaxCall) -> Tensor:
-    """Scores and weights of all pairs, written out."""
-    call = softmax.call
-    mask = softmax.mask.dense(call.query_positions, call.key_positions, call.q.shape[1])
-    y, weights = call.softmax_reference(mask, scale=softmax.scale, dropout=softmax.dropout)
-    call.watch(softmax.kernel, "weights", weights)
-    return y
-
-
-def fused(softmax: SoftmaxCall) -> Tensor:
-    """Torch's kernel without a mask."""
-    return _fused(softmax, None, causal=False)
-
-
-def fused_causal(softmax: SoftmaxCall) -> Tensor:
-    """Torch's kernel with its causal flag."""
-    return _fused(softmax, None, causal=True)
-
-
-def fused_with_mask(softmax: SoftmaxCall) -> Tensor:
-    """Torch's kernel with a dense mask."""
-    call = softmax.call
-    mask = _dense_mask(softmax.mask, call.query_positions, call.key_positions, call.q.shape[1])
-    return _fused(softmax, mask, causal=False)
-
-
-def _fused(softmax: SoftmaxCall, mask: Bool[Tensor, "b h l s"] | None, *, causal: bool) -> Tensor:
-    q, k, v = softmax.call[:3]
-    return softmax_attention.fused_attention(q, k, v, mask, causal=causal, scale=softmax.scale, dropout=softmax.dropout)
-
-
-def each_document(softmax: SoftmaxCall) -> Tensor:
-    """One call for each document of packed rows: of torch's kernel, or of this one under a mask of few keys."""
-    call = softmax.call
-    assert isinstance(call.query_positions.layout, PackedLayout)
-    attend = partial(_attend_document, softmax)
-    if softmax.has_plain_mask:
-        attend = partial(
-            softmax_attention.fused_attention,
-            mask=None,
-            causal=softmax.is_causal,
-            scale=softmax.scale,
-            dropout=softmax.dropout,
-        )
-    return softmax_attention.map_documents(call.q, call.k, call.v, call.query_positions.layout, attend)
-
-
-def _attend_document(
-    softmax: SoftmaxCall, q: Float[Tensor, "1 h l e"], k: Float[Tensor, "1 g l e"], v: Float[Tensor, "1 g l f"]
-) -> Float[Tensor, "1 h l f"]:
-    """Attention within one document of a packed row."""
-    length = q.shape[2]
-    multiple = max(multiple for pairs, multiple in LENGTH_ROUNDING.items() if length**2 >= pairs)
-    padding = -length % multiple if softmax.mask.causal else 0
-    if padding:
-        q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
-    positions = materialize(ContiguousLayout(), length + padding)
-    y = softmax.kernel.forward(KernelCall(q, k, v, positions, positions, NoPosition())).y
-    return y[:, :, :length]
-
-
-def visible_blocks(softmax: SoftmaxCall) -> Tensor:
-    """Only the blocks that the mask shows, on a CPU."""
-    q, k, v = softmax.call[:3]
-    return block_sparse_attention.block_sparse_attention(q, k, v, softmax.sparse_plan, scale=softmax.scale)
-
-
-def compiled_mask(softmax: SoftmaxCall) -> Tensor:
-    """FlexAttention under any mask."""
-    q, k, v, query_positions, key_positions, *_ = softmax.call
-    return flex_attention.flex_mask_attention(
-        q, k, v, softmax.mask, query_positions, key_positions, scale=softmax.scale
-    )
-
-
-def compiled_bias(softmax: SoftmaxCall) -> Tensor:
+def compiled_bias(call: KernelCall, form: DistanceForm, *, scale: float) -> Tensor:
     """FlexAttention with a term for each distance."""
-    q, k, v = softmax.call[:3]
-    offset = softmax.distance_form.offset
+    q, k, v = call[:3]
+    offset = form.offset
     assert offset is not None
-    terms = _query_terms(softmax.call.position, offset, q.shape[2], k.shape[2])
+    terms = _query_terms(call.position, offset, q.shape[2], k.shape[2])
     return flex_attention.flex_bias_attention(
-        q, k, v, _score_terms(terms, q), terms.lookback, terms.lookahead, offset, scale=softmax.scale
+        q, k, v, _score_terms(terms, q), terms.lookback, terms.lookahead, offset, scale=scale
     )
 
 
-def by_distance(softmax: SoftmaxCall) -> Tensor:
-    """The `distance_form` of a position, in one call or in one for each document."""
-    form = softmax.distance_form
-    attend = partial(_distance_vectors if form.kind == "vector" else _distance_terms, softmax)
-    q, k, v = softmax.call[:3]
+def by_distance(call: KernelCall, form: DistanceForm, *, scale: float, dropout: float) -> Tensor:
+    """The form by distance of a position, in one call or in one for each document; only vectors allow dropout."""
+    if form.kind == "vector":
+        attend = partial(_distance_vectors, call.position, form, scale, dropout)
+    else:
+        attend = partial(_distance_terms, call.position, form, scale)
+    q, k, v = call[:3]
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     if form.packed_layout is None:
         return attend(q, k, v)
     return softmax_attention.map_documents(q, k, v, form.packed_layout, attend)
 
 
-def _distance_vectors(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    form = softmax.distance_form
+def _distance_vectors(
+    position: Position, form: DistanceForm, scale: float, dropout: float, q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
     queries = q.shape[2]
     keys = k.shape[2]
     assert form.offset is not None
@@ -385,7 +207,7 @@ def _distance_vectors(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> 
         max_ahead = distance_vector_attention.BLOCK
     else:
         max_ahead = keys - 1 - form.offset.offset
-    terms = softmax.call.position.distance_terms(form.offset.offset + queries - 1, max_ahead)
+    terms = position.distance_terms(form.offset.offset + queries - 1, max_ahead)
     assert terms is not None
     assert terms.keys is not None
     return distance_vector_attention.distance_vector_attention(
@@ -397,16 +219,14 @@ def _distance_vectors(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> 
         terms.lookback,
         form.offset,
         segments=form.segments,
-        scale=softmax.scale,
-        dropout=softmax.dropout,
+        scale=scale,
+        dropout=dropout,
     )
 
 
-def _distance_terms(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    form = softmax.distance_form
-    scale = softmax.scale
+def _distance_terms(position: Position, form: DistanceForm, scale: float, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     assert form.offset is not None
-    terms = _query_terms(softmax.call.position, form.offset, q.shape[2], k.shape[2])
+    terms = _query_terms(position, form.offset, q.shape[2], k.shape[2])
     if form.kind == "bias":
         assert terms.bias is not None
         return toeplitz_attention.toeplitz_attention(q, k, v, terms.bias, terms.lookback, form.offset, scale=scale)
@@ -416,26 +236,21 @@ def _distance_terms(softmax: SoftmaxCall, q: Tensor, k: Tensor, v: Tensor) -> Te
     )
 
 
-def visible_blocks_of_pairs(softmax: SoftmaxCall) -> Tensor:
+def visible_blocks_of_pairs(call: KernelCall, mask: Mask, plan: SparsePlan, *, scale: float, dropout: float) -> Tensor:
     """The definition in the blocks that the mask shows, with any position."""
-    q, k, v, query_positions, key_positions, position, *_ = softmax.call
+    q, k, v, query_positions, key_positions, position, *_ = call
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
-    mask = softmax.mask if softmax.mask.per_head else None
-    seams = tiled_attention.PositionSeams(
-        position, query_positions, key_positions, mask, softmax.scale, softmax.dropout
-    )
-    return tiled_attention.tiled_attention(q, k, v, softmax.sparse_plan, seams)
+    # a plan of all heads together shows what any of them may see: heads that differ need their own mask of pairs
+    pair_mask = mask if mask.per_head else None
+    seams = tiled_attention.PositionSeams(position, query_positions, key_positions, pair_mask, scale, dropout)
+    return tiled_attention.tiled_attention(q, k, v, plan, seams)
 
 
-def blocks_of_queries(softmax: SoftmaxCall) -> Tensor:
+def blocks_of_queries(call: KernelCall, mask: Mask, *, scale: float, dropout: float) -> Tensor:
     """The definition, one block of queries at a time: any mask and position, memory linear in length.
 
     Scores and weights are computed again for the gradient, block by block.
     """
-    call = softmax.call
-    mask = softmax.mask
-    scale = softmax.scale
-    dropout = softmax.dropout
     query_positions = call.query_positions
     key_positions = call.key_positions
     num_keys = call.k.shape[2]
@@ -464,7 +279,7 @@ def blocks_of_queries(softmax: SoftmaxCall) -> Tensor:
     return torch.cat(parts, dim=2)
 
 
-def _dense_mask(
+def dense_mask(
     mask: Mask, query_positions: TokenPositions, key_positions: TokenPositions, heads: int
 ) -> Bool[Tensor, "b h l s"]:
     """The mask of all pairs, kept for the next calls if it is small and depends on layouts alone."""

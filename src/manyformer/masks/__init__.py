@@ -16,7 +16,7 @@ from manyformer.masks.local import (
     Stride,
     Window,
 )
-from manyformer.masks.mask import AllKeys, AndMask, Mask, NoKeys, NotMask, OrMask
+from manyformer.masks.mask import AllKeys, AndMask, Mask, NoKeys, NotMask, OrMask, union
 from manyformer.masks.paper_patterns import (
     MaskByLayer,
     PerHead,
@@ -28,7 +28,6 @@ from manyformer.masks.paper_patterns import (
     prefix_lm,
     strided_pattern,
     symmetric_window,
-    union,
 )
 from manyformer.masks.random_blocks import DrawnBlocks, ListedBlocks, RandomBlocks
 from manyformer.masks.token_sets import (

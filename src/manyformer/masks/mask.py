@@ -5,7 +5,7 @@ sets whether any may be visible and whether all surely are: planners skip blocks
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple, final
 
@@ -346,6 +346,14 @@ class NotMask(Mask):
 
     def __repr__(self) -> str:
         return f"~{_operand(self.inner, AndMask | OrMask)}"
+
+
+def union(masks: Sequence[Mask]) -> Mask:
+    """The union of several masks, such as the patterns of one head (Child et al. 2019, section 4.3, "merged")."""
+    result, *operands = masks
+    for mask in operands:
+        result = result | mask
+    return result
 
 
 def simplify_and(left: Mask, right: Mask) -> Mask:

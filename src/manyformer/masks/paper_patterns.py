@@ -146,14 +146,6 @@ def four_piece_pattern(
     return masks[3] | masks[2] | masks[1] | masks[0]
 
 
-def union(masks: Sequence[Mask]) -> Mask:
-    """The union of several patterns, for use in one head (Child et al. 2019, section 4.3, "merged")."""
-    result, *operands = masks
-    for mask in operands:
-        result = result | mask
-    return result
-
-
 def alternate_heads(masks: Sequence[Mask], heads: int) -> Mask:
     """The patterns assigned to the heads cyclically (Child et al. 2019, section 4.3, per head)."""
     return PerHead({head: masks[head % len(masks)] for head in range(heads)})

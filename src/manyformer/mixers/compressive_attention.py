@@ -26,8 +26,7 @@ from manyformer.core import (
     ValueRecorder,
     no_watch,
 )
-from manyformer.ops.region_shares import region_shares
-from manyformer.ops.softmax_attention import masked_softmax
+from manyformer.ops.softmax_attention import masked_softmax, region_shares
 from manyformer.sources import PrefixSource
 from manyformer.training_hooks import StatefulAcrossBatches
 

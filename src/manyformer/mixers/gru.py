@@ -23,7 +23,7 @@ from manyformer.core import (
     TokenPositions,
 )
 from manyformer.dropout import Dropout
-from manyformer.kernels.pair_scores import AdditiveScore
+from manyformer.kernels.pairwise_kernel import AdditiveScore
 from manyformer.masks import AllKeys
 from manyformer.ops.gru_scan import StateResets, StepAttention, gru_scan
 from manyformer.torch_internals import autocast_disabled

@@ -9,8 +9,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import TokenPositions
-from manyformer.masks import Mask
-from manyformer.masks.mask import TokenBounds, part_ids_of, roles_of, take_tokens
+from manyformer.masks.mask import Mask, TokenBounds, part_ids_of, roles_of, take_tokens
 
 COARSENING = 8
 """Blocks per group of the next coarser level: a group with no visible pair is never refined."""

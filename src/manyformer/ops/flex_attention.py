@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, TokenPositions, tree_map
-from manyformer.masks import Causal, Mask, SameDocument
-from manyformer.masks.mask import TokenBounds
+from manyformer.masks.local import Causal, SameDocument
+from manyformer.masks.mask import Mask, TokenBounds
 from manyformer.ops.block_cover import block_bounds
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, materialize
 from manyformer.ops.toeplitz_attention import QueryOffset

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from manyformer.core import PackedLayout, TokenPositions
 from manyformer.dropout import drop
-from manyformer.position import Position
+from manyformer.position.position import Position
 
 
 def softmax_attention_reference(
@@ -123,3 +123,10 @@ def _document_cuts(layout: PackedLayout, rows: int, length: int) -> tuple[list[i
         sizes.append(gap)
         is_document.append(False)
     return sizes, is_document
+
+
+def region_shares(
+    weights: Float[Tensor, "b h l s"], sizes: list[int], valid: Bool[Tensor, "b l"]
+) -> Float[Tensor, " regions"]:
+    """Mean total weight of the valid queries on each of the adjacent regions of `sizes` keys."""
+    return torch.stack([part.sum(-1).mean(1)[valid].mean() for part in torch.split(weights, sizes, -1)])

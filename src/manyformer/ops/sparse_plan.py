@@ -15,8 +15,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, PrefixedLayout, TokenPositions, tree_map
-from manyformer.masks import Mask, NotMask, SameDocument, union
-from manyformer.masks.mask import simplify_and, take_tokens
+from manyformer.masks.local import SameDocument
+from manyformer.masks.mask import Mask, NotMask, simplify_and, take_tokens, union
 from manyformer.ops import block_cover
 from manyformer.ops.block_cover import BlockCover, BlockOrder, dense_block_mask, group_rows
 from manyformer.ops.static_layout import cache_by_tokens, has_roles_or_parts, layout_is_complete, materialize

@@ -9,7 +9,7 @@ import torch
 from torch.utils.weak import WeakIdKeyDictionary
 
 from manyformer.core import SUMMARY_ROLE, ContiguousLayout, PrefixedLayout, TokenPositions
-from manyformer.masks import Mask
+from manyformer.masks.mask import Mask
 
 T = TypeVar("T")
 MakeForMask = Callable[[Mask, TokenPositions, TokenPositions, int], T]

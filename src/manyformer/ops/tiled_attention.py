@@ -14,11 +14,10 @@ from torch import Tensor
 
 from manyformer.core import TokenPositions, tree_map
 from manyformer.dropout import drop
-from manyformer.masks import Mask
-from manyformer.masks.mask import take_tokens
+from manyformer.masks.mask import Mask, take_tokens
 from manyformer.ops.softmax_attention import masked_softmax
 from manyformer.ops.sparse_plan import BlockTiles, HeadGroup, MaskPart, SparsePlan
-from manyformer.position import Position
+from manyformer.position.position import Position
 from manyformer.recompute import recompute_for_gradient
 
 SCORES_PER_PIECE = 1 << 22

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 from manyformer.attention import Attention
 from manyformer.core import Layer
 from manyformer.feedforward import FeedForward
-from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel
-from manyformer.kernels.attention_spans import (
+from manyformer.kernels.adaptive_span_kernel import (
+    AdaptiveSpanKernel,
     AttentionSpans,
     DynamicAttentionSpans,
     FixedAttentionSpans,

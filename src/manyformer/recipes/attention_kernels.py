@@ -27,10 +27,10 @@ from manyformer.kernels.features import (
     T2RFeatures,
     TaylorFeatures,
 )
-from manyformer.kernels.length_projection import LearnedLengthProjection
+from manyformer.kernels.linformer_kernel import LearnedLengthProjection
 from manyformer.kernels.memory_rules import DeltaRule, GatedRule
 from manyformer.kernels.moba_kernel import MoBAKernel
-from manyformer.kernels.pair_scores import (
+from manyformer.kernels.pairwise_kernel import (
     AdditiveScore,
     BilinearScore,
     CosineScore,
@@ -39,8 +39,6 @@ from manyformer.kernels.pair_scores import (
     GaussianScore,
     LaplaceScore,
     PairScore,
-)
-from manyformer.kernels.weight_functions import (
     ReluMeanWeights,
     ReluWeights,
     SigmoidWeights,

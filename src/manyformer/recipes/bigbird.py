@@ -8,7 +8,7 @@ from manyformer.attention import Attention
 from manyformer.core import SUMMARY_ROLE, Layer
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel, SoftmaxKernel
-from manyformer.kernels.length_switched_kernel import LengthSwitchedKernel
+from manyformer.kernels.softmax_kernel import LengthSwitchedKernel
 from manyformer.masks import (
     Causal,
     FirstTokens,

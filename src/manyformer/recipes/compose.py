@@ -19,7 +19,7 @@ from manyformer.kernels import (
     SoftmaxKernel,
 )
 from manyformer.kernels.features import EluPlusOneFeatures
-from manyformer.kernels.length_projection import LearnedLengthProjection
+from manyformer.kernels.linformer_kernel import LearnedLengthProjection
 from manyformer.kernels.path_kernel import PaTHKernel
 from manyformer.length_norms import RMSNorm
 from manyformer.mixers import DenseScores, FixedScores, FourierMixer, PairTable, SynthesizerAttention, TokenMLP

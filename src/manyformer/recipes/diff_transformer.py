@@ -5,7 +5,7 @@ from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels import SoftmaxKernel
-from manyformer.kernels.differential_kernel import DifferentialKernel
+from manyformer.kernels.composed_kernels import DifferentialKernel
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.position import RotaryPosition

@@ -8,7 +8,7 @@ from manyformer.core import Layer
 from manyformer.feedforward import GatedFeedForward
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import ScaledFeatures
-from manyformer.kernels.tied_decay_rule import DecayBounds, TiedDecayRule
+from manyformer.kernels.recurrent_rules import DecayBounds, TiedDecayRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder

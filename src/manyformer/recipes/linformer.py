@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel, LinformerKernel, SoftmaxKernel
-from manyformer.kernels.length_projection import (
+from manyformer.kernels.linformer_kernel import (
     ConvolvedLengthProjection,
     LearnedLengthProjection,
     LengthProjection,

@@ -10,7 +10,7 @@ from manyformer.errors import UserError
 from manyformer.head_selection import HeadProjection
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import ScaledFeatures
-from manyformer.kernels.state_space_rule import StateSpaceRule
+from manyformer.kernels.recurrent_rules import StateSpaceRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder

@@ -9,8 +9,7 @@ from annotated_types import Gt, Lt
 from manyformer.core import Layer
 from manyformer.errors import UserError
 from manyformer.kernels import Kernel, MemorizingKernel, QKNormKernel, SoftmaxKernel
-from manyformer.kernels.key_search import ExactSearch, FaissSearch
-from manyformer.kernels.memorizing_kernel import GatedCombiner, JointSoftmaxCombiner
+from manyformer.kernels.memorizing_kernel import ExactSearch, FaissSearch, GatedCombiner, JointSoftmaxCombiner
 from manyformer.masks import Causal, Window
 from manyformer.models import LanguageModel
 from manyformer.position import T5BiasPosition

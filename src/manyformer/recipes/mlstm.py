@@ -12,8 +12,7 @@ from manyformer.feedforward import GatedFeedForward
 from manyformer.head_selection import HeadProjection
 from manyformer.kernels import LinearKernel
 from manyformer.kernels.features import ScaledFeatures
-from manyformer.kernels.matrix_lstm_rule import MatrixLSTMRule
-from manyformer.kernels.recurrent_rules import GateProjections
+from manyformer.kernels.recurrent_rules import GateProjections, MatrixLSTMRule
 from manyformer.masks import Causal
 from manyformer.models import LanguageModel
 from manyformer.recipes.baselines import rms_decoder

@@ -11,7 +11,7 @@ from manyformer.kernels.features import (
     HyperbolicFavorFeatures,
     TrigonometricFavorFeatures,
 )
-from manyformer.kernels.features.favor import DirectionSampling
+from manyformer.kernels.features.random_features import DirectionSampling
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM
 from manyformer.recipes.baselines import (

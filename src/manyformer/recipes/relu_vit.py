@@ -1,7 +1,7 @@
 """The Vision Transformer with ReLU over the number of patches in place of softmax."""
 
 from manyformer.kernels import PairwiseKernel
-from manyformer.kernels.weight_functions import ReluMeanWeights
+from manyformer.kernels.pairwise_kernel import ReluMeanWeights
 from manyformer.models import ImageClassifier
 from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide

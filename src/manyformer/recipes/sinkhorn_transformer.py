@@ -3,7 +3,7 @@
 from typing import Annotated, Literal, TypedDict, Unpack
 
 from manyformer.kernels import Kernel, SinkhornKernel, SoftmaxKernel, SumKernel
-from manyformer.kernels.block_sorting import BilinearSorting, MLPSorting, SortingNetwork
+from manyformer.kernels.sinkhorn_kernel import BilinearSorting, MLPSorting, SortingNetwork
 from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.recipes.baselines import (

@@ -24,8 +24,8 @@ from manyformer.core import Chain, Layer, Pointwise
 from manyformer.errors import UserError
 from manyformer.feedforward import FeedForward, GatedFeedForward
 from manyformer.kernels import named_kernels
+from manyformer.kernels.kernel import TokenRing
 from manyformer.models import Model
-from manyformer.ops.token_ring import TokenRing
 from manyformer.recipes import build
 from manyformer.residual import Residual
 from manyformer.sources import SelfSource, WindowSource

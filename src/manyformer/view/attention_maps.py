@@ -19,7 +19,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.generate import SourceBatch, answer_sources, translate
 from manyformer.generate.generate import read_write_tokenizers
 from manyformer.generate.protocol import TokenizerProtocol
-from manyformer.kernels.weight_axes import ReportedWeights, WeightReports
+from manyformer.kernels.kernel import ReportedWeights, WeightReports
 from manyformer.models import Model
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.model import model_name

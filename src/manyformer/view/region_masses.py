@@ -11,10 +11,10 @@ from manyformer.batches import CausalLMBatch, to_device
 from manyformer.core import PADDING_SEGMENT, WeightAxes
 from manyformer.data import HeldOutBatches
 from manyformer.errors import UserError
-from manyformer.kernels.weight_axes import WeightReports
+from manyformer.kernels.kernel import WeightReports
 from manyformer.models import Model
 from manyformer.models.model import CarriedState
-from manyformer.ops.region_shares import region_shares
+from manyformer.ops.softmax_attention import region_shares
 from manyformer.training_hooks import eval_mode
 
 DEFAULT_REGIONS = ("memory", "segment")

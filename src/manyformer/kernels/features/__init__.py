@@ -4,18 +4,21 @@ from manyformer.kernels.features.deterministic import (
     CosineReweightingFeatures,
     DPFPFeatures,
     EluPlusOneFeatures,
+    HedgehogFeatures,
+    ScaledFeatures,
+    T2RFeatures,
     TaylorFeatures,
+    UnitLengthFeatures,
 )
-from manyformer.kernels.features.favor import (
+from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues, RandomFeatures
+from manyformer.kernels.features.random_features import (
+    ArcCosineFeatures,
     FavorPlusFeatures,
     GeneralizedFavorFeatures,
     HyperbolicFavorFeatures,
+    RandomFourierFeatures,
     TrigonometricFavorFeatures,
 )
-from manyformer.kernels.features.feature_map import FeatureMap, FeatureValues, RandomFeatures
-from manyformer.kernels.features.learned import HedgehogFeatures, T2RFeatures
-from manyformer.kernels.features.random_fourier import ArcCosineFeatures, RandomFourierFeatures
-from manyformer.kernels.features.recurrent import ScaledFeatures, UnitLengthFeatures
 
 __all__ = [
     "ArcCosineFeatures",

@@ -6,9 +6,8 @@ from layouts import LAYOUTS, LENGTH, ROWS, apart, differentiated, documents_of, 
 from torch import Tensor
 
 from manyformer.head_selection import HeadProjection
-from manyformer.kernels.matrix_lstm_rule import MatrixLSTMRule
 from manyformer.kernels.memory_rules import RecurrenceForm, RecurrentMemory, TokenFeatures
-from manyformer.kernels.recurrent_rules import GateProjections
+from manyformer.kernels.recurrent_rules import GateProjections, MatrixLSTMRule
 from manyformer.ops.document_rows import NO_SEGMENT, segment_runs
 
 HEADS, R, W = 3, 5, 4

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 
 from manyformer.core import contiguous_positions
 from manyformer.kernels import SoftmaxKernel
-from manyformer.kernels.differential_kernel import DifferentialKernel
+from manyformer.kernels.composed_kernels import DifferentialKernel
 from manyformer.kernels.kernel import KernelCall
 from manyformer.masks import Causal
 from manyformer.position import NoPosition

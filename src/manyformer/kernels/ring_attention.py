@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from manyformer.core import TokenPositions
-from manyformer.masks import Mask
+from manyformer.kernels.kernel import TokenRing
+from manyformer.masks.mask import Mask
 from manyformer.ops.attention_with_lse import attention_backward, attention_forward, merge_lse
-from manyformer.ops.token_ring import TokenRing
 from manyformer.torch_internals import autocast_disabled, compiler_disabled
 
 
