@@ -6,9 +6,9 @@ import networkx
 import pytest
 import torch
 
+from manyformer.core import GraphEdges
 from manyformer.models.graph_embedding import sort_edges
 from manyformer.ops.graph_distances import graph_distances, mean_along_shortest_paths
-from manyformer.structures.token_structures import GraphEdges
 
 NODES, ROWS = 9, 3
 

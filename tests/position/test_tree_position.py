@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyformer.attention import Attention
 from manyformer.batches import IGNORE_INDEX, TaggingBatch
-from manyformer.core import Context, ContiguousLayout, TokenPositions
+from manyformer.core import Context, ContiguousLayout, DependencyTree, TokenPositions
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.models import ClassHead, Tagger, TokenEmbedding
 from manyformer.position import (
@@ -25,7 +25,6 @@ from manyformer.position import (
 from manyformer.position.relative import tree_offsets
 from manyformer.recipes.stacks import stack
 from manyformer.structures.dependency_trees import NO_NODE, ROOT, preorder_columns
-from manyformer.structures.token_structures import DependencyTree
 
 
 def place_of(heads: Sequence[int], *, outside: int = 0) -> TokenPositions:

@@ -202,6 +202,16 @@ def append_exit_layer(x: Float[Tensor, "b l d"], number: int) -> Float[Tensor, "
     return torch.cat([x, torch.full_like(x[..., :1], number)], dim=-1)
 
 
+def split_exit_layer(y: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b d"], Int[Tensor, "*b"]]:
+    """The hidden state with which each token exited, and the number of its exit layer."""
+    return y[..., :-1], y[..., -1].long()
+
+
+def drop_exit_layer(streams: Sequence[Float[Tensor, "b l m"]]) -> list[Float[Tensor, "b l d"]]:
+    """The streams without the channel of the exit layer."""
+    return [stream[..., :-1] for stream in streams]
+
+
 LayerStreams = Sequence[Float[Tensor, "b l d"]]
 """The outputs of all layers in order."""
 

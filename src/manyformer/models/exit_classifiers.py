@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.depth.early_exit_stack import split_exit_layer
+from manyformer.depth.exit_rules import split_exit_layer
 from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 from manyformer.training_hooks import OptionalOnLoad, WrapsLoadedModule
 

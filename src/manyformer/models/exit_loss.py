@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.core import TokenPositions
-from manyformer.depth.early_exit_stack import drop_exit_layer
-from manyformer.depth.exit_rules import GeometricExitRule, LearnedExitRule
+from manyformer.depth.exit_rules import GeometricExitRule, LearnedExitRule, drop_exit_layer
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs, divide_by_targets
 from manyformer.models.exit_classifiers import exit_logits, exit_loss
 from manyformer.models.head import OutputHead

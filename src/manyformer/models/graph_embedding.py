@@ -7,13 +7,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, Context
+from manyformer.core import PADDING_SEGMENT, Context, GraphEdges
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.models.embedding import positions_of
 from manyformer.ops.graph_distances import NO_PATH, graph_distances, mean_along_shortest_paths
 from manyformer.ops.sparse_features import sparse_product
-from manyformer.structures.token_structures import GraphEdges
 from manyformer.training_hooks import UndecayedParameters
 
 NO_EDGE = -1

@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from manyformer.structures.token_structures import GraphEdges
+from manyformer.core import GraphEdges
 
 
 def edge_softmax(scores: Float[Tensor, "edges h"], edges: GraphEdges) -> Float[Tensor, "edges h"]:

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.structures.token_structures import GraphEdges
+from manyformer.core import GraphEdges
 from manyformer.system.devices import float64_device
 
 NO_PATH = -1

@@ -6,12 +6,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import SUMMARY_ROLE, TokenPositions
+from manyformer.core import SUMMARY_ROLE, DependencyTree, TokenPositions
 from manyformer.head_selection import PerHeadTensors
 from manyformer.position.absolute import SinusoidalPosition
 from manyformer.position.distance_bias import BiasDirection, check_direction
 from manyformer.position.position import DistanceTerms, Keys, Outputs, PairScores, Position, Queries, signed_distances
-from manyformer.structures.token_structures import DependencyTree
 
 
 @final
