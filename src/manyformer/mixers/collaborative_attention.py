@@ -19,7 +19,8 @@ from manyformer.head_selection import (
     select_head_outputs,
     select_outputs,
 )
-from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
 from manyformer.sources import HaltedTokenSource, KVSource

@@ -24,7 +24,8 @@ from manyformer.core import (
 )
 from manyformer.device_reads import is_readable
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs, select_head_pairs
-from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.static_layout import layout_is_complete, materialize

@@ -14,7 +14,8 @@ from manyformer.attention.attention import AttentionState, MultiHeadLayer
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, State, TokenPositions, no_watch
 from manyformer.feedforward import init_glorot
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
-from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.length_norms import RMSNorm
 from manyformer.masks import Mask
 from manyformer.ops.token_choice_attention import (

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from manyformer.attention.output_stages import HeadGroupNorm
 from manyformer.core import Context, Layer, LayeredStack, LayerOutput, NamedLayers, State, TokenPositions
-from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import ScaledFeatures
 from manyformer.kernels.generalized_delta_rule import GeneralizedDeltaRule
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.linear_kernel import LinearKernel
 from manyformer.length_norms import unit_length
 from manyformer.masks import Causal
 from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
