@@ -107,6 +107,7 @@ class ThresholdExitRule(ExitRule):
         """The confidence of each token's prediction, and the logits if they were computed."""
 
     def at_thresholds(self, values: tuple[float, ...]) -> "ThresholdExitRule":
+        # a shallow copy, which shares parameters and classifiers with this rule
         rule = copy.copy(self)
         rule.values = values
         return rule
@@ -157,6 +158,7 @@ class ClassifierExitRule(ThresholdExitRule):
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
         logits = self._classifiers[0].logits_at(inputs.classifier_input, inputs.number)
         wide = at_least_float32(logits)
+        # two probabilities, without the softmax of the entire vocabulary
         top_two = (wide.topk(2).values - wide.logsumexp(-1, keepdim=True)).exp()
         return self.confidence_of(top_two), logits
 
@@ -186,6 +188,7 @@ class SaturationExitRule(ThresholdExitRule):
 
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], None]:
         if inputs.number == 1:
+            # below every threshold: the input of the first layer is an embedding, which says nothing about saturation
             return torch.full_like(inputs.position_ids, -math.inf, dtype=torch.float32), None
         hidden = at_least_float32(inputs.hidden)
         previous_hidden = at_least_float32(inputs.previous_hidden)
