@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from manyformer.core import GraphEdges
 from manyformer.models.graph_embedding import sort_edges
 from manyformer.structures import GraphEdges
 

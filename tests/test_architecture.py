@@ -78,7 +78,7 @@ ONLY = {
         ),
         *("spaces", "two_texts", "type_aliases", "version"),
     },
-    "core": {"structures"},
+    "core": set(),
     "files": {"errors", "version"},
     "libraries": {"errors", "files"},
     "environments": {"errors", "files", "spaces", "type_aliases"},

@@ -1,4 +1,4 @@
-"""The protocol: chains, residual branches, states as trees."""
+"""The protocol: chains, layers beside each other, residual branches, states as trees."""
 
 from typing import Any, NamedTuple
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from manyformer.attention import Attention
 from manyformer.core import (
     Chain,
     Context,
@@ -18,6 +19,10 @@ from manyformer.core import (
     TokenPositions,
     tree_map,
 )
+from manyformer.kernels import SoftmaxKernel
+from manyformer.masks import Causal
+from manyformer.mixers import ParallelLayers
+from manyformer.models.embedding import positions_of
 from manyformer.residual import AddJoin, Residual
 
 CPU = torch.device("cpu")
@@ -141,3 +146,22 @@ def test_tree_map_of_two_trees_needs_trees_of_one_form() -> None:
 )
 def test_what_counts_as_padding_on_the_right(documents: tuple[tuple[int, int, int], ...], right: bool) -> None:
     assert PackedLayout(documents).right_padded is right
+
+
+def test_heads_beside_each_other_are_one_attention() -> None:
+    full = Attention(12, 3, SoftmaxKernel(Causal()), bias=False)
+    one, two = (Attention(12, heads, SoftmaxKernel(Causal()), head_dim=4, value_dim=4, bias=False) for heads in (1, 2))
+    with torch.no_grad():
+        for part, rows in ((one, slice(0, 4)), (two, slice(4, 12))):
+            part.q_proj.weight.copy_(full.q_proj.weight[rows])
+            keys, values = full.kv_proj.weight.chunk(2)
+            part.kv_proj.weight.copy_(torch.cat([keys[rows], values[rows]]))
+            part.out_proj.weight.copy_(full.out_proj.weight[:, rows])
+    both = ParallelLayers(one=one, two=two)
+    tokens = torch.zeros(2, 7, dtype=torch.long)
+    x, ctx = torch.randn(2, 7, 12), Context(positions_of(tokens, None, None)[0])
+    torch.testing.assert_close(both(x, ctx).y, full(x, ctx).y)
+    state = both.init_state(2, device=x.device, dtype=x.dtype)
+    y, state, _ = both(x, ctx, state)
+    assert [kept.source.length for kept in state] == [7, 7]
+    torch.testing.assert_close(y, full(x, ctx).y)

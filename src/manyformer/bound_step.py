@@ -264,7 +264,7 @@ def _bind_projections(layer: Attention) -> BoundProjections:
     query_heads = layer.q_proj.out_features // head_dim
     key_dim = key_heads * head_dim
     widths = [key_dim, layer.kv_proj.out_features - key_dim]
-    is_rotated = bool(position.required_seams() & {"query", "key"})
+    is_rotated = bool(position.overridden & {"query", "key"})
     assert project_q is not None
     assert project_kv is not None
 
@@ -349,7 +349,7 @@ def _bind_source(layer: Attention) -> ReadKeys:
 def _sees_all_so_far(layer: Attention) -> bool:
     """Whether the layer is softmax attention of the last token to all before it, with at most a bias by distance."""
     kernel = layer.kernel
-    scores = layer.position.required_seams() & {"score", "value"}
+    scores = layer.position.overridden & {"score", "value"}
     if type(kernel) is not SoftmaxKernel or not isinstance(kernel.mask, AllKeys | Causal) or has_hooks(kernel):
         return False
     if not scores:
@@ -388,7 +388,7 @@ def _bind_kernel(layer: Attention) -> Attend:
         return attend
     assert isinstance(kernel, SoftmaxKernel)
     bias = None
-    if position.required_seams() & {"score", "value"}:
+    if position.overridden & {"score", "value"}:
         bias = _BiasTable(position)
     scale = kernel.score_scale(layer.kv_shape.head_dim)
     is_grouped = layer.heads != layer.kv_shape.kv_heads
@@ -411,7 +411,7 @@ def _bind_kernel(layer: Attention) -> Attend:
 
 def _bind_window(kernel: SoftmaxKernel, layer: Attention, attend: Attend) -> Attend:
     """Softmax attention to a ring: what its mask shows is known for many tokens ahead."""
-    if layer.position.required_seams() & {"score", "value"} or kernel.path not in ("auto", "sdpa"):
+    if layer.position.overridden & {"score", "value"} or kernel.path not in ("auto", "sdpa"):
         return attend
     scale = kernel.score_scale(layer.kv_shape.head_dim)
     is_grouped = layer.heads != layer.kv_shape.kv_heads

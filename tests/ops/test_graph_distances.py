@@ -6,6 +6,7 @@ import networkx
 import pytest
 import torch
 
+from manyformer.core import GraphEdges
 from manyformer.models.graph_embedding import sort_edges
 from manyformer.ops.graph_distances import graph_distances, mean_along_shortest_paths
 from manyformer.structures import GraphEdges

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyformer.attention import Attention
 from manyformer.batches import IGNORE_INDEX, TaggingBatch
-from manyformer.core import Context, ContiguousLayout, TokenPositions
+from manyformer.core import Context, ContiguousLayout, DependencyTree, TokenPositions
 from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.models import ClassHead, Tagger, TokenEmbedding
 from manyformer.position import (

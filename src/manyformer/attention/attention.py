@@ -57,6 +57,7 @@ class MultiHeadLayer(Layer, ABC):
         for module in modules:
             if isinstance(module, PerHeadTensors):
                 module.keep_heads(selection)
+        # masks are no modules; what differs by head in them is numbered anew, as the heads are
         for module in (self, *modules):
             for name in ("mask", "cache_mask"):
                 mask = getattr(module, name, None)
@@ -98,6 +99,7 @@ class HeadlessLayer(Layer):
         self.bias = out_proj.bias
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        # no token is read any more: all of them get the same vector
         zeros = x.new_zeros(*x.shape[:2], self.dim)
         return LayerOutput(zeros if self.bias is None else zeros + self.bias.to(x.dtype), state)
 
@@ -126,8 +128,7 @@ class Attention(MultiHeadLayer):
     queries, keys and values with those of the tokens before, before they become heads. `key_heads` below `heads` are
     the heads of queries and keys, which adjacent heads of values and gates share. `output_stage` maps the outputs of
     the heads to those that the output projection reads. Raises ValueError if widths do not divide, if the
-    position encoding needs a seam (a place where positions enter the computation) that the kernel does not have, or if
-    parts exclude each other."""
+    position encoding acts on something that the kernel does not let it act on, or if parts exclude each other."""
 
     def __init__(
         self,
@@ -165,6 +166,7 @@ class Attention(MultiHeadLayer):
         self.kernel = kernel
         self.source = default_source(kernel) if source is None else source
         self.key_origin = self.source.key_origin
+        # keys of another sequence do not change with tokens of the stream
         self.keeps_tokens = self.key_origin == "stream"
         self.heads = heads
         self.pre_norm = pre_norm
@@ -181,6 +183,7 @@ class Attention(MultiHeadLayer):
             self.q_proj = None
         else:
             self.q_proj = nn.Linear(dim, query_dim, bias=bias)
+        # gates come out of the projection of values, unless the kernel has a projection of its own
         projects_gates = kernel.gate_dim > 0 and kernel.gate_projection is None
         projected_gates = kernel.gate_dim if projects_gates else 0
         kv_dim = self.key_heads * head_dim + kv_heads * (value_dim + projected_gates)
@@ -198,6 +201,7 @@ class Attention(MultiHeadLayer):
         for layer in (self.q_proj, self.kv_proj, self.out_proj):
             if layer is None:
                 continue
+            # keys and values share one matrix, and Glorot's limit depends on the rows of each alone
             for weight in layer.weight.data.tensor_split([num_key_rows] if layer is self.kv_proj else []):
                 nn.init.xavier_uniform_(weight)
             if layer.bias is not None:
@@ -217,6 +221,7 @@ class Attention(MultiHeadLayer):
         if self.short_convolution is None:
             q, project_kv = self._project_queries(x, ctx.positions)
         else:
+            # queries, keys and values are convolved in one pass, so that keys are there before the source asks for them
             q, project_kv, convolved = self._project_convolved(x, ctx.positions, self.short_convolution, convolved)
         k, v, key_positions, source_state, loss = self.source(x, ctx, project_kv, source_state)
         call = KernelCall(q, k, v, ctx.positions, key_positions, self.position, kernel_state, ctx.watch)
@@ -225,6 +230,7 @@ class Attention(MultiHeadLayer):
         if state is not None:
             next_state = AttentionState(source_state, kernel_state, convolved)
         if self.output_stage is not None:
+            # gates read what the queries are projected of
             y = self.output_stage(y, x if self.pre_norm is None else self.pre_norm(x))
         y = self.out_proj(self.merge_heads(y))
         loss = loss + kernel_loss
@@ -233,6 +239,7 @@ class Attention(MultiHeadLayer):
         return LayerOutput(y, next_state, loss)
 
     def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
+        # a kernel's own state, and that of a convolution, change with every token
         if self.q_proj is None or self.short_convolution is not None or state.kernel != ():
             return super().extend_state(x, ctx, state)
         # such a kernel keeps nothing, so that keys and values are all that later tokens need
@@ -246,6 +253,7 @@ class Attention(MultiHeadLayer):
             normed = x if self.pre_norm is None else self.pre_norm(x)
             return self._split_queries(self.q_proj(normed), positions), self.project_kv
         keys_values = self.project_kv(x, positions)
+        # tied queries are the keys, so that the source gets what is projected already
         return keys_values[0], lambda *_: keys_values
 
     def _project_convolved(
@@ -269,6 +277,7 @@ class Attention(MultiHeadLayer):
         q = split_heads(q, q.shape[-1] // width)
         extra_queries = None
         if self.kernel.extra_query_dim:
+            # the extra channels belong to the kernel alone, positions do not act on them
             q, extra_queries = torch.split(q, [self.kv_shape.head_dim, self.kernel.extra_query_dim], -1)
         if "query" in self.position.overridden:
             q = self.position.query(q, positions)
@@ -290,6 +299,7 @@ class Attention(MultiHeadLayer):
             v = torch.cat([v, self.kernel.gate_projection(x).to(v.dtype)], -1)
         if "key" in self.position.overridden:
             k = self.position.key(k, positions)
+        # after the position, which has less to do for fewer heads
         return _repeat_heads(k, kv_heads), v
 
     @property

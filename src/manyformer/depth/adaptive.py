@@ -46,12 +46,14 @@ class HaltingRule(ABC):
 
         A token halts when the sum of its probabilities exceeds 1 - `slack`.
         """
+        # the remainder goes to the last step, or the weights of a token would not sum to 1
         halts_now = last and self.freezes_state
         if halts_now:
             reached = torch.ones_like(state.running)
         else:
             reached = state.probability_sum + probability > 1 - slack
         running = state.running & ~reached
+        # the last weight of a token is what is left of 1, not its last probability
         remainder = torch.where(state.running & reached, 1 - state.probability_sum, 0.0)
         weights = torch.where(running, probability, remainder)
         probability_sum = state.probability_sum + weights
@@ -133,6 +135,7 @@ class HaltingUnit(nn.Module):
 
     def init_state(self, valid: Bool[Tensor, "b l"], like: Float[Tensor, "b l d"]) -> HaltingState:
         """The initial halting state: every token except padding runs, with zero accumulated probability."""
+        # float32: sums of probabilities are compared with a threshold near 1
         zeros = like.new_zeros(valid.shape, dtype=torch.promote_types(like.dtype, torch.float32))
         return HaltingState(valid, zeros, zeros, zeros)
 
@@ -150,6 +153,7 @@ class HaltingUnit(nn.Module):
 
     def loss(self, state: HaltingState, valid: Bool[Tensor, "b l"]) -> Tensor:
         """The ponder cost: the mean over all tokens except padding."""
+        # the number of steps has no gradient, it makes the value the paper's
         token_cost = torch.where(valid, state.steps + state.remainder, 0.0)
         return self.ponder_cost * token_cost.sum() / valid.sum().clamp(min=1)
 
@@ -232,10 +236,12 @@ class AdaptiveComputation(Layer):
         loss = torch.zeros((), device=x.device)
         probabilities: list[Tensor] = []
         for step in range(self.halting.max_steps):
+            # with a state all steps are computed, because later tokens attend to each of them
             if not (any_running := bool(halting_state.running.any())) and state is None:
                 break
             inputs = StepInput(states, position_vectors, attention_states[step], cross_state, transition_states[step])
             if not any_running and self.halting.rule.freezes_state:
+                # no token changes any more, but their keys have the signal of this step
                 attention_states[step], transition_states[step] = self._update_halted(inputs, ctx, halted_store, step)
                 continue
             group = self._select_tokens(ctx, halting_state, valid)
@@ -270,6 +276,7 @@ class AdaptiveComputation(Layer):
         x = self.timing.add_signals(group.gather(inputs.states), group.gather(inputs.position_vectors), step)
         halt_probability = self.halting(x)
         group_ctx = group.context(ctx)
+        # the state of cross-attention is the projected source, of which a subset has fewer rows
         is_subset = isinstance(group, TokenSubset)
         attention_state = inputs.attention_state
         cross_state = group.select_rows(inputs.cross_state)
@@ -279,6 +286,7 @@ class AdaptiveComputation(Layer):
         if self._tokenwise_transition:
             y, transition_state, extra = self.block.transition(x, group_ctx, inputs.transition_state)
         else:
+            # a convolution sees its neighbors, halted ones too
             full = group.scatter(inputs.states, x)
             y, transition_state, extra = self.block.transition(full, ctx, inputs.transition_state)
             y = group.gather(y)

@@ -5,11 +5,11 @@ that no token reaches: the copied streams of such tokens are pending. When a tok
 its state first, of which `Layer.extend_state` computes no more than later tokens need, such as keys and values.
 """
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sized
 from typing import NamedTuple, Protocol, final, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.bound_step import DecodeStep, bind_step, forward_step
@@ -184,16 +184,6 @@ class EarlyExit(LayeredStack):
         if self.mixed_samples is not None:
             passes = f", {self.mixed_samples} random passes in training"
         return f"{self.depth} layers{passes}"
-
-
-def split_exit_layer(y: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b d"], Int[Tensor, "*b"]]:
-    """The hidden state with which each token exited, and the number of its exit layer."""
-    return y[..., :-1], y[..., -1].long()
-
-
-def drop_exit_layer(streams: Sequence[Float[Tensor, "b l m"]]) -> list[Float[Tensor, "b l d"]]:
-    """The streams without the channel of the exit layer."""
-    return [stream[..., :-1] for stream in streams]
 
 
 @runtime_checkable

@@ -107,6 +107,7 @@ class ThresholdExitRule(ExitRule):
         """The confidence of each token's prediction, and the logits if they were computed."""
 
     def at_thresholds(self, values: tuple[float, ...]) -> "ThresholdExitRule":
+        # a shallow copy, which shares parameters and classifiers with this rule
         rule = copy.copy(self)
         rule.values = values
         return rule
@@ -157,6 +158,7 @@ class ClassifierExitRule(ThresholdExitRule):
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], Float[Tensor, "b l v"] | None]:
         logits = self._classifiers[0].logits_at(inputs.classifier_input, inputs.number)
         wide = at_least_float32(logits)
+        # two probabilities, without the softmax of the entire vocabulary
         top_two = (wide.topk(2).values - wide.logsumexp(-1, keepdim=True)).exp()
         return self.confidence_of(top_two), logits
 
@@ -186,6 +188,7 @@ class SaturationExitRule(ThresholdExitRule):
 
     def confidence(self, inputs: ExitRuleInput) -> tuple[Float[Tensor, "b l"], None]:
         if inputs.number == 1:
+            # below every threshold: the input of the first layer is an embedding, which says nothing about saturation
             return torch.full_like(inputs.position_ids, -math.inf, dtype=torch.float32), None
         hidden = at_least_float32(inputs.hidden)
         previous_hidden = at_least_float32(inputs.previous_hidden)
@@ -200,6 +203,16 @@ def at_least_float32(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
 def append_exit_layer(x: Float[Tensor, "b l d"], number: int) -> Float[Tensor, "b l m"]:
     """The stream with one more channel: the number of the layer after which all its tokens exit."""
     return torch.cat([x, torch.full_like(x[..., :1], number)], dim=-1)
+
+
+def split_exit_layer(y: Float[Tensor, "*b m"]) -> tuple[Float[Tensor, "*b d"], Int[Tensor, "*b"]]:
+    """The hidden state with which each token exited, and the number of its exit layer."""
+    return y[..., :-1], y[..., -1].long()
+
+
+def drop_exit_layer(streams: Sequence[Float[Tensor, "b l m"]]) -> list[Float[Tensor, "b l d"]]:
+    """The streams without the channel of the exit layer."""
+    return [stream[..., :-1] for stream in streams]
 
 
 LayerStreams = Sequence[Float[Tensor, "b l d"]]

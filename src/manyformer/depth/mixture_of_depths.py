@@ -67,12 +67,14 @@ class MixtureOfDepths(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         scores = self.router(x)[..., 0]
+        # detached: the predictor follows the router, and must not shape the stream
         prediction = self.predictor(x.detach())[..., 0]
         uses_top = self.training or self.routing == "top-k"
         if uses_top and state is not None:
             raise ValueError("MixtureOfDepths: the choice of training needs all tokens at once, without a state")
         valid = (ctx.positions.segment_ids != PADDING_SEGMENT).expand(scores.shape)
         loss: Tensor | float = 0.0
+        # a choice of the forward pass, which a recomputed one must not make anew
         chosen = choose_once(lambda: valid & (prediction > 0))
         if state is None:
             best = choose_once(lambda: top_of_documents(scores.detach(), ctx.positions, self.share))
@@ -91,8 +93,10 @@ class MixtureOfDepths(Layer):
         else:
             watch = _watch_all_tokens(ctx.watch, tokens, x)
         y, next_state, block_loss = self.block(selected, Context(positions, ctx.memory, watch), state)
+        # entries without a token get the weight zero: they point at columns of tokens that are not chosen
         weights = (scores.gather(1, tokens.columns) * tokens.valid)[..., None]
         index = tokens.columns[..., None].expand(selected.shape)
+        # x + r (block(x) - x) by one sum, in which all other tokens keep their vectors
         return LayerOutput(x.scatter_add(1, index, weights * (y - selected)), next_state, loss + block_loss)
 
     def extra_repr(self) -> str:
@@ -105,6 +109,7 @@ def top_of_documents(scores: Float[Tensor, "b l"], positions: TokenPositions, sh
     Of equal scores the earlier one comes first; padding is never chosen."""
     segments = positions.segment_ids.expand(scores.shape)
     by_score = scores.argsort(dim=1, descending=True, stable=True)
+    # two stable sorts: by document, and by score within a document
     order = by_score.gather(1, segments.gather(1, by_score).argsort(dim=1, stable=True))
     sorted_segments = segments.gather(1, order)
     column = torch.arange(scores.shape[1], device=scores.device).expand(scores.shape)
@@ -133,12 +138,14 @@ def _width_of_best(positions: TokenPositions, length: int, share: float) -> int 
 def pack_chosen(chosen: Bool[Tensor, "b l"], width: int | None) -> ChosenTokens:
     """The chosen tokens of each row, in `width` columns: as many as a row has at most, None to count them."""
     width = int(chosen.sum(1).max()) if width is None else width
+    # a stable sort keeps the chosen tokens in their order
     columns = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]
     return ChosenTokens(columns, chosen.gather(1, columns))
 
 
 def packed_positions(positions: TokenPositions, tokens: ChosenTokens) -> TokenPositions:
     """The positions of chosen tokens, which are their positions among all tokens; the other entries are padding."""
+    # no layout: the positions of chosen tokens have gaps
     position_ids, segment_ids = (
         ids.expand(len(tokens.columns), -1).gather(1, tokens.columns)
         for ids in (positions.position_ids, positions.segment_ids)
@@ -154,6 +161,7 @@ def _watch_all_tokens(watch: WatchFn, tokens: ChosenTokens, x: Float[Tensor, "b 
 
     def watch_all(module: nn.Module, name: str, value: Tensor) -> None:
         if name == "weights" and value.shape[-2:] == (width, width):
+            # (b, h, n, n) to (b, h, l, l): S' w S with the 0-1 matrix S that packs the rows
             value = selection.to(value.dtype).mT[:, None] @ value @ selection.to(value.dtype)[:, None]
         watch(module, name, value)
 

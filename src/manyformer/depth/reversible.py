@@ -60,6 +60,7 @@ class ReversibleStack(Layer):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         branches = list(self._branches())
+        # watchers would see every branch twice, and states are no inputs that gradients flow to
         if state is None and torch.is_grad_enabled() and ctx.watch is no_watch:
             attended, transformed, losses = _run_reversible(branches, x, ctx)
             return LayerOutput(self._merged(attended, transformed, x), None, losses)
@@ -101,6 +102,7 @@ class ReversibleCall(NamedTuple):
 @compiler_disabled
 def _run_reversible(branches: Sequence[Residual], x: Tensor, ctx: Context) -> tuple[Tensor, Tensor, Tensor]:
     """Both streams after all branches, and the losses of these."""
+    # each parameter once, also where branches share it: it is an argument of the function, and has one gradient
     weights = {id(w): w for part in branches for w in part.parameters() if w.requires_grad}
     call = ReversibleCall(branches, ctx, list(weights.values()))
     memory = None if ctx.memory is None else ctx.memory.y
@@ -123,6 +125,7 @@ class _ReversibleFunction(torch.autograd.Function):
             ctx.passes.append(RecordedPass(x))
             with ctx.passes[-1].record():
                 update, _, branch_loss = residual.summand(x2.to(x.dtype), call.ctx)
+            # in place, which is why both streams were copied: no activation but the last two survives
             x1, x2, loss = x2, x1.add_(update), loss + branch_loss
         ctx.dtype = x.dtype
         ctx.save_for_backward(x1, x2, memory)

@@ -159,6 +159,7 @@ class LoadBalanceLoss(RoutingLoss):
             total = tokens * routing.experts.shape[1]
         else:
             total = tokens
+        # a count of choices, through which no gradient flows
         load = routing.load().to(routing.probabilities.dtype) / total
         return self.weight * num_experts * (load * routing.probabilities.mean(0)).sum()
 
@@ -184,6 +185,7 @@ class SequenceBalanceLoss(RoutingLoss):
         else:
             num_documents = len(documents)
         lengths = count_values(documents, num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
+        # one cell for each document and expert; tokens without an expert add zero to that of expert 0
         cells = documents[:, None] * num_experts + routing.experts.clamp(min=0)
         is_assigned = (routing.experts >= 0).to(wide_dtype(cells.device))
         load = torch.zeros(num_documents * num_experts, dtype=is_assigned.dtype, device=cells.device)
@@ -252,6 +254,7 @@ class MixtureOfExperts(Layer):
         if ctx.watch is not no_watch:
             ctx.watch(self, "load", routing.load() / max(1, len(tokens) * self.router.per_token))
         if places is not None:
+            # padding, which no expert has seen, gets zeros
             routed = routed.new_zeros(x.shape[0] * x.shape[1], routed.shape[1]).index_copy(0, places, routed)
         y = routed.view(*x.shape[:2], -1)
         if self.shared is not None:
@@ -264,6 +267,7 @@ class MixtureOfExperts(Layer):
         """The weighted sum of the chosen experts, and the losses of training."""
         experts = routing.experts
         if self.capacity_factor is not None:
+            # only what is processed: losses and the load count what the router chose
             experts = drop_overflow(experts, documents, self.router.num_experts, self.capacity_factor)
         y = dispatch(tokens, experts, routing.weights, self.experts, self.router.num_experts, host_reads=host_reads)
         if not self.training or not len(tokens):
@@ -309,7 +313,9 @@ def _documents(
     if places is None:
         return rows.expand(x.shape[:2]).flatten()
     segments = positions.segment_ids.expand(x.shape[:2])
+    # a number that differs for documents of different rows, though their segment ids are equal
     keys = (rows * (segments.max() + 1) + segments).flatten().index_select(0, places)
     sorted_keys, order = keys.sort()
     is_new = F.pad(sorted_keys[1:] != sorted_keys[:-1], (min(1, len(keys)), 0))
+    # numbered without gaps, and brought back to the order of the tokens
     return torch.empty_like(order).scatter_(0, order, is_new.cumsum(0))

@@ -35,6 +35,7 @@ class Routing(NamedTuple):
 
     def load(self) -> Int[Tensor, " e"]:
         """The number of tokens that each expert was chosen for."""
+        # shifted by one, so that NO_EXPERT is counted too and then left out
         return count_values(self.experts.detach() + 1, self.logits.shape[1] + 1)[1:]
 
 
@@ -75,10 +76,12 @@ class SelectionBias(nn.Module, PostStepUpdate):
     def after_step(self, step: int) -> None:
         if self._load is None:
             return
+        # taken away first, so that the next step counts from zero
         load = self._load
         self._load = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             dist.all_reduce(load)
+        # the sign alone, as in the paper: the rate bounds how far an expert moves in a step
         self.bias.add_((load.mean() - load).sign(), alpha=self.rate)
 
     def extra_repr(self) -> str:
@@ -133,6 +136,7 @@ class SoftmaxRouter(Router):
             x = x * torch.empty_like(x).uniform_(1 - self.jitter, 1 + self.jitter)
         logits = _router_logits(self.proj, x)
         probabilities = logits.softmax(-1)
+        # the choice has no gradient, and a recomputed pass must choose the same experts
         experts = choose_once(lambda: probabilities.detach().topk(self.per_token).indices)
         weights = _weights(probabilities.gather(1, experts), self.weighting)
         return Routing(experts, weights, probabilities, logits)
@@ -192,6 +196,7 @@ class SigmoidRouter(Router):
         scores = scores if self.selection_bias is None else self.selection_bias(scores)
         if self.groups_per_token < self.groups:
             by_group = scores.unflatten(1, (self.groups, -1))
+            # a group is as good as its two best experts together
             best = by_group.topk(2, dim=-1).values.sum(-1).topk(self.groups_per_token).indices
             is_best = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, value=True)
             scores = by_group.masked_fill(~is_best[..., None], -torch.inf).flatten(1)
@@ -228,6 +233,7 @@ class RandomSecondRouter(Router):
         is_skipped = choose_once(
             lambda: torch.rand_like(routing.weights) * self.threshold > routing.weights.detach()
         ).clone()
+        # the first expert is visited always, so that every token is processed
         is_skipped[:, 0] = False
         return routing._replace(experts=routing.experts.masked_fill(is_skipped, NO_EXPERT))
 
@@ -236,6 +242,7 @@ class RandomSecondRouter(Router):
 
 
 EPSILON = 1e-20
+"""Added to sums of sigmoids before a division: all those of a token may underflow."""
 
 
 def _router_logits(proj: nn.Linear, x: Tensor) -> Tensor:

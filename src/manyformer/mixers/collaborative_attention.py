@@ -19,7 +19,8 @@ from manyformer.head_selection import (
     select_head_outputs,
     select_outputs,
 )
-from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import Mask
 from manyformer.position import NoPosition
 from manyformer.sources import HaltedTokenSource, KVSource
@@ -77,6 +78,7 @@ class CollaborativeAttention(MultiHeadLayer):
             projection.bias.copy_(torch.zeros_like(projection.bias) if bias is None else bias[-len(weight) :])
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        # the biases c_h y of all heads are further channels of the one key
         shape = KVShape(1, self.shared + self.heads, self.v_proj.out_features)
         source_state = self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
         return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
@@ -88,6 +90,7 @@ class CollaborativeAttention(MultiHeadLayer):
             attention_state = state
         keys = self.source(x, ctx, self._project, attention_state.source)
         v = split_heads(keys.v[:, 0], self.heads)
+        # a view: the one key of a token serves all heads
         k = keys.k.expand(-1, self.heads, -1, -1)
         q = self._queries(x)
         y = self.kernel(
@@ -131,6 +134,7 @@ def share_query_key_dims(model: nn.Module, shared: int) -> None:
             raise UserError(
                 f"shared_qk_dim ({shared}) must be null: the heads of {name} cannot share dimensions, {error}"
             ) from None
+    # in all places of a layer, which may be applied several times
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if child in replacements:
@@ -159,5 +163,6 @@ def _with_shared_dims(layer: MultiHeadLayer, shared: int) -> CollaborativeAttent
         raise ValueError("its values are not as wide as its inputs and outputs")
     target = CollaborativeAttention(dim, layer.heads, kernel.mask, shared=shared, source=layer.source)
     with torch.no_grad():
+        # keys come before values in the rows of the matrix that projects both
         target.copy_values(layer)
     return target

@@ -107,6 +107,7 @@ class ConvolutionCompression(MemoryCompression):
             self.conv.bias.zero_()  # type: ignore[union-attr]
 
     def forward(self, tokens: MemorySlots, attention: Float[Tensor, "b n"] | None = None) -> MemorySlots:
+        # zeros before the first token, as far as the first slot reaches back
         padded = F.pad(tokens.x.mT, (self.receptive_field - self.rate, 0))
         return MemorySlots(self.conv(padded).mT, slot_segments(tokens.segment_ids, self.rate, self.receptive_field))
 
@@ -120,6 +121,7 @@ class MostAttendedCompression(MemoryCompression):
     def forward(self, tokens: MemorySlots, attention: Float[Tensor, "b n"] | None = None) -> MemorySlots:
         assert attention is not None
         slot_count = tokens.x.shape[1] // self.rate
+        # sorted again by their place
         chosen = attention.topk(slot_count, dim=1).indices.sort(dim=1).values
         rows = torch.arange(len(chosen), device=chosen.device)[:, None]
         return MemorySlots(tokens.x[rows, chosen], tokens.segment_ids[rows, chosen])
@@ -131,6 +133,7 @@ def _windows(x: Float[Tensor, "b n d"], rate: int) -> Float[Tensor, "b s rate d"
 
 def slot_segments(segment_ids: Int[Tensor, "b n"], rate: int, receptive_field: int) -> Int[Tensor, "b s"]:
     """The segment of each slot of `rate` tokens; `PADDING_SEGMENT` if its receptive field spans several segments."""
+    # what lies before the first token counts as a part of its document, so that its slot is kept
     padding = segment_ids[:, :1].expand(-1, receptive_field - rate)
     windows = torch.cat([padding, segment_ids], 1).unfold(1, receptive_field, rate)
     return torch.where((windows == windows[..., -1:]).all(-1), windows[..., -1], PADDING_SEGMENT)
@@ -160,6 +163,7 @@ class AutoEncodingLoss(CompressionLoss):
 
     def forward(self, attention: Attention, inputs: MemorySlots, tokens: MemorySlots, slots: MemorySlots) -> Tensor:
         reconstruction = self.decoder(slots.x.mT).mT
+        # as many tokens for each slot as it was made of
         counted = (slots.segment_ids != PADDING_SEGMENT).repeat_interleave(tokens.x.shape[1] // slots.x.shape[1], 1)
         return _mean_square(reconstruction - tokens.x.detach(), counted)
 
@@ -203,6 +207,7 @@ def _content_attention(
     k, v = (split_heads(part, heads).repeat_interleave(attention.heads // heads, 1) for part in parts)
     key_segments = memory.segment_ids[:, None, :]
     visible = (queries.segment_ids[:, :, None] == key_segments) & (key_segments != PADDING_SEGMENT)
+    # no kernel: positions and masks of the layer have no part in this loss
     outputs = masked_softmax(q @ k.mT / math.sqrt(key_dim), visible[:, None]).to(v.dtype) @ v
     return outputs.transpose(1, 2).flatten(2), visible.any(-1)
 
@@ -295,8 +300,10 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         trains_compression = self.teacher is not None and torch.is_grad_enabled()
         compresses = evicted_count > 0 and (state is not None or trains_compression)
         needs_weights = compresses and self.compression.needs_attention
+        # the weights are those that the kernel reports: it need not know of compression
         recorder = ValueRecorder(self.attention.kernel, "weights", ctx.watch)
         watch = recorder if needs_weights or ctx.watch is not no_watch else no_watch
+        # the attention itself keeps no state: both memories are given to it as a prefix
         y, _, loss = self.attention(x, replace(ctx, memory=prefix, watch=watch), None)
         weights = None
         if recorder.values:
@@ -304,6 +311,7 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         self._report(weights, ctx, slots.x.shape[1], memory_length)
         if state is None and not trains_compression:
             return LayerOutput(y, None, loss)
+        # detached: memories get no gradient of later segments
         inputs = MemorySlots(x.detach(), ctx.positions.segment_ids.expand(batch, -1))
         tokens = previous.memory._replace(x=previous.memory.x.to(x.dtype)).append(inputs)
         evicted = tokens.columns(slice(evicted_count))
@@ -323,6 +331,7 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         if new_slots is not None:
             slots = slots.append(new_slots.detach()).columns(slice(-self.compressed_length, None))
         keeps_latest = self.teacher is not None and self.teacher.next_step_gradients and self.training
+        # no columns at all where nobody will compute these slots once more
         latest = evicted.columns(slice(evicted_count if keeps_latest else 0))
         return LayerOutput(y, CompressiveState(remaining, slots, latest), loss)
 
@@ -331,6 +340,7 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         slots = previous.slots
         if not previous.latest.x.shape[1] or not torch.is_grad_enabled():
             return slots
+        # the same numbers again, this time with a gradient for the compression
         recomputed = self.compression(previous.latest).x[:, -slots.x.shape[1] :]
         earlier = slots.x[:, : slots.x.shape[1] - recomputed.shape[1]]
         return slots._replace(x=torch.cat([earlier, recomputed], 1))
@@ -350,6 +360,7 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
 
 def _preceding_positions(segment_ids: Int[Tensor, "b m"], positions: TokenPositions) -> TokenPositions:
     """Positions directly before the first valid token of each row, one per memory entry."""
+    # the first maximum is the first column that is not padding
     first_column = (positions.segment_ids != PADDING_SEGMENT).byte().argmax(1, keepdim=True)
     rows, count = segment_ids.shape
     first_position = positions.position_ids.expand(rows, -1).gather(1, first_column.expand(rows, -1))

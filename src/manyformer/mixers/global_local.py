@@ -24,7 +24,8 @@ from manyformer.core import (
 )
 from manyformer.device_reads import is_readable
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs, select_head_pairs
-from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.static_layout import layout_is_complete, materialize
@@ -65,6 +66,7 @@ class GlobalLocalAttention(MultiHeadLayer):
 
     def reset_parameters(self) -> None:
         """Initialize with Glorot's uniform distribution; the global projections are copies of the local ones."""
+        # keys and values are two matrices in one, each with a limit of its own
         for weight in (self.q_proj.weight, *self.kv_proj.weight.data.chunk(2), self.out_proj.weight):
             nn.init.xavier_uniform_(weight.data)
         for layer in (self.q_proj, self.kv_proj, self.out_proj):
@@ -83,11 +85,13 @@ class GlobalLocalAttention(MultiHeadLayer):
         k, v = self.kv_proj(x).chunk(2, dim=-1)
         q, k, v = (split_heads(projected, self.heads) for projected in (q, k, v))
         y = self.local_kernel(KernelCall(q, k, v, ctx.positions, ctx.positions, NoPosition(), None, ctx.watch)).y
+        # a sum of two attentions, since each query has zeros from the one that is not its own
         y = y + self._global_outputs(x, ctx)
         return LayerOutput(self.out_proj(self.merge_heads(y)), state)
 
     def _global_outputs(self, x: Float[Tensor, "b l d"], ctx: Context) -> Float[Tensor, "b h l e"]:
         """The attention outputs of global tokens, and zeros for all others."""
+        # watchers are given the weights of all queries, as the definition has them
         indices = None
         if ctx.watch is no_watch:
             indices = self._global_indices(ctx.positions)
@@ -98,6 +102,7 @@ class GlobalLocalAttention(MultiHeadLayer):
             queries_in = x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
             query_positions = take_tokens(ctx.positions, (rows, indices))
         q = split_heads(self.global_q_proj(queries_in), self.heads)
+        # with more queries of all heads than the stream has channels, it is cheaper to project every token
         if indices is None or indices.shape[1] * self.heads > x.shape[-1]:
             k, v = (split_heads(projected, self.heads) for projected in self.global_kv_proj(x).chunk(2, dim=-1))
             call = KernelCall(q, k, v, query_positions, ctx.positions, NoPosition(), None, ctx.watch)
@@ -107,6 +112,7 @@ class GlobalLocalAttention(MultiHeadLayer):
         if indices is None:
             return y
         columns = indices[:, None, :, None].expand_as(y)
+        # added, not copied: a column that fills up adds zeros wherever it points
         outputs: Tensor = y.new_zeros(*y.shape[:2], x.shape[1], y.shape[-1]).scatter_add(2, columns, y)
         return outputs
 
@@ -121,10 +127,12 @@ class GlobalLocalAttention(MultiHeadLayer):
 
         q (W x) equals (q W) x, and a bias of keys is the same for all keys of a query.
         """
+        # (h, e, d): the matrices of each head
         k_proj, v_proj = (weight.view(self.heads, -1, x.shape[-1]) for weight in self.global_kv_proj.weight.chunk(2))
         call = KernelCall(q @ k_proj, x[:, None], x[:, None], query_positions, key_positions, NoPosition())
         mean_inputs = self.global_kernel(call).y
         bias = self.global_kv_proj.bias.chunk(2)[1].view(self.heads, 1, -1)
+        # the columns that fill up a row are other tokens, whose outputs are those of the first set
         is_global = self.tokens(query_positions) & (query_positions.segment_ids != PADDING_SEGMENT)
         y: Tensor = (mean_inputs @ v_proj.mT + bias) * is_global[:, None, :, None]
         return y
@@ -192,6 +200,7 @@ class FourPieceAttention(MultiHeadLayer):
             raise ValueError(f"dim ({dim}) must be a multiple of heads ({heads})")
         self.heads = heads
         from_summaries, to_summaries = AttendsToAll(WithRole(SUMMARY_ROLE)), VisibleToAll(WithRole(SUMMARY_ROLE))
+        # queries of one side see nothing by the mask of the other, so that the two kernels can be added
         summary_mask = from_summaries if g2l == AllKeys() else simplify_and(from_summaries, to_summaries | g2l)
         text_mask = simplify_and(simplify_and(l2l, NotMask(to_summaries)) | to_summaries, NotMask(from_summaries))
         self.summaries = SideProjections(dim, summary_mask, position())
@@ -216,6 +225,7 @@ class FourPieceAttention(MultiHeadLayer):
             raise ValueError("FourPieceAttention needs summaries before the text: wrap it in a SummaryPrefixedLayer")
         parts = x.tensor_split([positions.layout.prefix], 1)
         sides = (self.summaries, self.text)
+        # every token has the queries of its own side, for both kernels
         q = torch.cat([side.q_proj(part) for side, part in zip(sides, parts)], 1)
         y = torch.zeros((), dtype=x.dtype, device=x.device)
         for side in sides:

@@ -79,6 +79,7 @@ class PartSummaries(SummaryTokens):
         return positions.part_ids
 
     def list_summaries(self, segment_ids: Int[Tensor, " l"], part_ids: Int[Tensor, " l"]) -> Int[Tensor, "n 3"]:
+        # a summary has the number of its part as its position
         summaries = torch.stack([segment_ids, part_ids, part_ids], -1)[part_ids >= 0]
         distinct: Tensor = torch.unique(summaries, dim=0)
         return distinct
@@ -88,9 +89,11 @@ class PartSummaries(SummaryTokens):
     ) -> Int[Tensor, "3 b n"]:
         """The segments, positions and parts of the first `count` summaries of each row, and padding, on its device."""
         is_in_part = (segment_ids != PADDING_SEGMENT) & (part_ids >= 0)
+        # sorted by document and part, so that equal ones are adjacent and those without come last
         keys = torch.where(is_in_part, segment_ids * MAX_PARTS + part_ids, NO_PART).sort(1).values
         is_first = torch.ones_like(keys, dtype=torch.bool)
         is_first[:, 1:] = keys[:, 1:] != keys[:, :-1]
+        # the number of the part in its row; what exceeds `count` goes to one more column, which is cut off
         ranks = (is_first.cumsum(1) - 1).clamp(max=count)
         listed = torch.full((len(keys), count + 1), NO_PART, device=keys.device).scatter_(1, ranks, keys)[:, :count]
         is_there = listed != NO_PART
@@ -165,6 +168,7 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
         positions = self.prefixed_positions(ctx.positions, x.shape[0], max_parts=max_parts)
         assert isinstance(positions.layout, PrefixedLayout)
         prefix = positions.layout.prefix
+        # one vector for every part, or one for each of the leading summaries, whose position is below their number
         summary_inputs = self.vectors[positions.position_ids[:, :prefix] % len(self.vectors)]
         out = self.inner(torch.cat([summary_inputs.to(x.dtype), x], 1), Context(positions, ctx.memory, ctx.watch))
         summaries, text = torch.split(out.y, [prefix, x.shape[1]], 1)
@@ -180,10 +184,12 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
         """
         layout = self.summary_tokens.layout(text.position_ids.shape[1])
         if isinstance(text.layout, ContiguousLayout) and text.layout.start == 0 and not has_roles_or_parts(text):
+            # one document from position 0 on: everything follows from its length, and nothing need be read
             materialized = materialize(layout, layout.prefix + text.position_ids.shape[1], text.position_ids.device)
             fields = (field.expand(batch, -1) if isinstance(field, Tensor) else field for field in materialized)
             return TokenPositions(*fields)  # type: ignore[arg-type]
         part_ids = self.summary_tokens.part_ids_of(text)
+        # -1 for every token of a text without parts
         part_ids = part_ids_of(text) if part_ids is None else part_ids
         if max_parts is not None and isinstance(self.summary_tokens, PartSummaries):
             summaries = self.summary_tokens.list_at_most(max_parts, text.segment_ids, part_ids)
@@ -209,6 +215,7 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
             row_ids = layout.ids_of_rows(len(segment_ids))
         rows = []
         if row_ids is not None and isinstance(self.summary_tokens, LeadingSummaries):
+            # the documents of a row are known, and their summaries do not depend on parts
             for ids in row_ids:
                 documents = torch.tensor(ids, dtype=torch.long, device="cpu")
                 rows.append(self.summary_tokens.list_summaries(documents, torch.zeros_like(documents)))
@@ -217,5 +224,6 @@ class SummaryPrefixedLayer(Layer, MakesStream, UndecayedParameters):
                 valid = row_segments != PADDING_SEGMENT
                 rows.append(self.summary_tokens.list_summaries(row_segments[valid], row_parts[valid]))
         padding = torch.tensor([PADDING_SEGMENT, 0, -1], device="cpu")
+        # torch pads with zeros: shifted by the padding before, and back after it
         padded = pad_sequence([row - padding for row in rows], batch_first=True) + padding
         return send(padded.movedim(-1, 0), segment_ids.device)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.core import Context, Layer, LayerOutput, State, TokenPositions, no_watch
+from manyformer.core import Context, GraphEdges, Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.dropout import Dropout
 from manyformer.ops.edge_attention import edge_softmax, sum_over_edges
 from manyformer.structures import GraphEdges

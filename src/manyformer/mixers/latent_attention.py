@@ -14,7 +14,8 @@ from manyformer.attention.attention import AttentionState, MultiHeadLayer
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, State, TokenPositions, no_watch
 from manyformer.feedforward import init_glorot
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
-from manyformer.kernels import KernelCall, SoftmaxKernel
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.length_norms import RMSNorm
 from manyformer.masks import Mask
 from manyformer.ops.chosen_attention import (
@@ -67,6 +68,7 @@ class LightningIndexer(nn.Module):
 
     def keys(self, x: Float[Tensor, "b s d"], positions: TokenPositions) -> Float[Tensor, "b 1 s e"]:
         """The keys of tokens, which a cache holds."""
+        # one key for all heads, with an axis of heads of size 1, as caches hold keys
         k: Tensor = self.k_norm(self.k_proj(x.detach()))
         return self.position.key(k[:, None], positions)
 
@@ -88,6 +90,7 @@ class LightningIndexer(nn.Module):
         def choose() -> Tensor:
             return choose_tokens(*queries, keys[:, 0].to(queries.q.dtype), visible[:, 0], self.count)
 
+        # a choice, which a recomputed pass must not make anew
         return choose_once(choose)
 
     def loss(
@@ -170,8 +173,8 @@ class LatentAttention(MultiHeadLayer):
         if path not in ("auto", "expanded", "absorbed"):
             raise ValueError(f"LatentAttention: path ('{path}') must be auto, expanded or absorbed")
         self.position = NoPosition() if position is None else position
-        if seams := self.position.required_seams() - {"query", "key"}:
-            raise ValueError(f"LatentAttention does not support {sorted(seams)}, which {self.position} needs")
+        if unsupported := self.position.required_seams() - {"query", "key"}:
+            raise ValueError(f"LatentAttention does not support {sorted(unsupported)}, which {self.position} needs")
         if indexer is not None and query_latent_dim is None:
             raise ValueError("LatentAttention: an indexer reads the latent of queries, and query_latent_dim is None")
         self.indexer = indexer
@@ -183,13 +186,10 @@ class LatentAttention(MultiHeadLayer):
         self.value_dim = value_dim
         self.kernel = SoftmaxKernel(mask, scale=(head_dim + rotary_dim) ** -0.5 if scale is None else scale)
         self.source = default_source(self.kernel)
-        if query_latent_dim is None:
-            self.q_down_proj = None
-        else:
+        self.q_down_proj: nn.Linear | None = None
+        self.q_norm: RMSNorm | None = None
+        if query_latent_dim is not None:
             self.q_down_proj = nn.Linear(dim, query_latent_dim, bias=bias)
-        if query_latent_dim is None:
-            self.q_norm = None
-        else:
             self.q_norm = RMSNorm(query_latent_dim, norm_eps)
         self.q_proj = nn.Linear(query_latent_dim or dim, heads * (head_dim + rotary_dim), bias=False)
         self.kv_down_proj = nn.Linear(dim, latent_dim + rotary_dim, bias=bias)
@@ -212,17 +212,21 @@ class LatentAttention(MultiHeadLayer):
         q = split_heads(self.q_proj(latent), self.heads)
         q, rotary = torch.split(q, [self.head_dim, self.rotary_dim], -1)
         rotary = self.position.query(rotary, ctx.positions)
+        # in the place of values the cache holds the keys of the indexer
         cached, index_keys, key_positions, source_state, loss = self.source(x, ctx, self.project_latent, source_state)
         choice = self._choose(x, latent, index_keys, key_positions, ctx)
         is_gathered = choice is not None and not choice.is_dense
         is_absorbed = is_gathered or self.form(q.shape[2], cached.shape[2]) == "absorbed"
         to_keys, to_values = self._matrices_by_head()
         if is_absorbed:
+            # q (W c) = (q W) c: all heads then share the latents as keys, and as values
             q = torch.einsum("bhle,hec->bhlc", q, to_keys)
             k = cached
+            # the values are the latents themselves, the shared key at their end has no part in them
             v = cached[..., : self.latent_dim]
         else:
             k, v = self._expand(cached)
+        # after the latent part, as the shared key follows the latent in the cache
         q = torch.cat([q, rotary], -1)
         call = KernelCall(q, k, v, ctx.positions, key_positions, NoPosition(), kernel_state, ctx.watch)
         if choice is None:
@@ -231,6 +235,7 @@ class LatentAttention(MultiHeadLayer):
             y, index_loss = self._attend_to_chosen(call, choice)
             loss = loss + index_loss
         if is_absorbed:
+            # what was left out of the values is made good for the sum of them
             y = torch.einsum("bhlc,hfc->bhlf", y, to_values)
         y = self.out_proj(self.merge_heads(y))
         return LayerOutput(y, None if state is None else AttentionState(source_state, kernel_state), loss)
@@ -246,6 +251,7 @@ class LatentAttention(MultiHeadLayer):
         queries = indexer.queries(x, latent, ctx.positions)
         visible = self.kernel.mask.dense(ctx.positions, key_positions, 1)
         chosen = indexer.choose(queries, index_keys, visible)
+        # watchers and dropout need the weights of all pairs, which the gathered form never makes
         forms_weights = ctx.watch is not no_watch or (self.training and self.kernel.dropout > 0)
         return _TokenChoice(chosen, queries, index_keys, is_dense=forms_weights or keys <= indexer.count)
 
@@ -261,6 +267,7 @@ class LatentAttention(MultiHeadLayer):
             dropout = self.kernel.dropout if self.training else 0.0
             y, weights = call.softmax_reference(mask, scale=scale, dropout=dropout)
             call.watch(self.kernel, "weights", weights)
+            # -1 stands for no token, whose share the loss leaves out
             shares = weights.detach().mean(1).gather(-1, chosen.clamp(min=0))
         else:
             y, shares = token_choice_attention(call.q, call.k[:, 0], call.v[:, 0], chosen, scale=scale)

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from manyformer.attention.output_stages import HeadGroupNorm
 from manyformer.core import Context, Layer, LayeredStack, LayerOutput, NamedLayers, State, TokenPositions
-from manyformer.kernels import KernelCall, LinearKernel
 from manyformer.kernels.features import ScaledFeatures
+from manyformer.kernels.kernel import KernelCall
+from manyformer.kernels.linear_kernel import LinearKernel
 from manyformer.kernels.recurrent_rules import GeneralizedDeltaRule
 from manyformer.length_norms import unit_length
 from manyformer.masks import Causal
@@ -46,9 +47,11 @@ class TokenShift(nn.Module, UndecayedParameters):
         if state is None:
             rows = one_document_rows(x, positions)
         if rows is None:
+            # a convolution of two taps, 1 for the token before and 0 for the token itself, knows documents and states
             taps = F.pad(x.new_ones(1, x.shape[2]), (0, 0, 0, 1))
             previous, state = convolve_neighbours(x, taps, positions, state, causal=True)
         else:
+            # every row is one document: the token before is the column before
             previous = F.pad(rows[:, :-1], (0, 0, 1, 0))
         return mix_tokens(x, previous, self.mix.to(x.dtype)), state
 
@@ -141,6 +144,7 @@ class RWKVTimeMixing(nn.Module):
         powers = [power * (1 - number / depth) for power in MIXTURE_POWERS.values()]
         self.shift = TokenShift(torch.stack([initial_mixture(dim, power) for power in powers]))
         self.r_proj, self.k_proj, self.v_proj = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        # from slow to fast over the channels, more evenly in deeper layers
         speeds = 6 * (torch.arange(dim) / max(dim - 1, 1)) ** (1 + share**0.3) - 5.5
         self.decay = LowRankProjection(dim, lora_rank(dim, 2.5), speeds, torch.tanh)
         self.rate = LowRankProjection(dim, lora_rank(dim, 2.5), torch.full((dim,), -0.19))
@@ -171,12 +175,15 @@ class RWKVTimeMixing(nn.Module):
         k = self.k_proj(k_input)
         v = self.v_proj(v_input)
         if self.value_mix is not None and first_values is not None:
+            # a gate of each channel, near 0.68 at first, towards the values of the first layer
             v = v + (first_values - v) * torch.sigmoid(self.value_mix(v_input))
         log_decay = -MAX_DECAY * torch.sigmoid(self.decay(decay_input))
         rate = torch.sigmoid(self.rate(rate_input))
         removal_key = unit_length(self._heads(k * self.removal_scale), eps=NORMALIZE_EPS)
+        # k (1 + (rate - 1) share): what is removed faster is written more strongly
         k = k * torch.addcmul(1 - self.rate_share, rate, self.rate_share)
         # under autocast, parameters are wider than projections
+        # the rule reads its gates behind the values, in this order
         written = torch.cat([self._heads(v), self._heads(log_decay), removal_key, self._heads(rate)], -1).to(v.dtype)
         q = self._heads(r)
         key = self._heads(k.to(r.dtype))
@@ -250,6 +257,7 @@ class RWKVStack(NamedLayers, LayeredStack):
         for index, layer in enumerate(self.in_order()):
             assert isinstance(layer, RWKVLayer)
             output, values = layer.continue_values(x, ctx, None if state is None else state[index], first_values)
+            # those of the first layer, for all that follow
             first_values = values if first_values is None else first_values
             outputs.append(output)
             x = output.y

@@ -42,6 +42,7 @@ class SynthesizerScores(PerHeadTensors, ABC):
 
     def project_key(self, x: Float[Tensor, "b s d"]) -> Float[Tensor, "b h s e"]:
         """The keys to cache; of width 0 unless scores depend on the key's token."""
+        # width 0: the cache then holds values alone, and only positions grow
         return x.new_empty(x.shape[0], self.heads, x.shape[1], 0)
 
     @abstractmethod
@@ -95,6 +96,7 @@ class DenseScores(QueryScores):
         key_positions = inputs.key_positions
         if isinstance(key_positions.layout, ContiguousLayout):
             index = position_index(key_positions, self.max_length)
+            # only the columns of positions that occur, instead of all `max_length`
             return hidden @ self.weight[..., index] + self.bias[..., index]
         return gather_key_scores(hidden @ self.weight + self.bias, key_positions)
 
@@ -118,6 +120,7 @@ class FactorizedDenseScores(QueryScores):
     def forward(self, inputs: ScoreInputs) -> Float[Tensor, "b h l s"]:
         factors = self.hidden(inputs.x) @ self.weight + self.bias
         a, b = torch.split(factors, [self.remainders, self.quotients], dim=-1)
+        # quotient first, so that entry j is A[j mod remainders] B[j div remainders]
         scores = (b[..., :, None] * a[..., None, :]).flatten(-2)
         index = position_index(inputs.key_positions, self.max_length)
         if isinstance(index, slice):
@@ -202,6 +205,7 @@ class SynthesizerAttention(MultiHeadLayer):
         return repr(self.mask)
 
     def _scores(self, inputs: ScoreInputs) -> Float[Tensor, "#b h l s"]:
+        # each kind of scores has its part of the cached channels
         keys = torch.split(inputs.k, self.key_widths, dim=-1)
         scores: list[Tensor] = [part(inputs._replace(k=part_keys)) for part, part_keys in zip(self.scores, keys)]
         if self.mixing_logits is None:

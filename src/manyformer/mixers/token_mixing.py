@@ -97,6 +97,7 @@ class FactorizedPairs(PositionPairs):
             vectors[:, position_index(positions, self.max_length)]
             for vectors, positions in ((self.row, query_positions), (self.column, key_positions))
         )
+        # rows that share their positions have tables without an axis of rows
         row, column = (part[:, None] if part.ndim == 3 else part for part in (row, column))
         return (row @ column.mT).transpose(0, 1)
 
@@ -119,6 +120,7 @@ class ToeplitzPairs(PositionPairs, UndecayedParameters):
             positions.position_ids[:1] if isinstance(positions.layout, ContiguousLayout) else positions.position_ids
             for positions in (query_positions, key_positions)
         )
+        # shifted so that the most negative distance is entry 0
         distances = query_ids[:, :, None] - key_ids[:, None] + self.max_length - 1
         return self.weight[:, distances].transpose(0, 1)
 
@@ -142,6 +144,7 @@ def position_index(positions: TokenPositions, max_length: int) -> slice | Int[Te
 
 def check_positions(max_length: int, *positions: TokenPositions) -> None:
     """Raise ValueError for a position beyond `max_length`, unless checking it would synchronize a GPU."""
+    # a static step has positions that only tensors know, which must not be read
     if any(isinstance(sequence_positions.layout, StepLayout) for sequence_positions in positions):
         return
     for sequence_positions in positions:
@@ -222,6 +225,7 @@ class SpatialGate(Layer):
     ) -> Float[Tensor, "b l f"]:
         layout = query_positions.layout
         if isinstance(layout, PackedLayout) and layout is key_positions.layout and layout.documents:
+            # document by document, since the weights of pairs across documents would be zero
             return map_documents(z, z, z, layout, self._mix_document)[:, 0]
         return apply_weights(self._weights(query_positions, key_positions), z)[:, 0]
 
@@ -231,6 +235,7 @@ class SpatialGate(Layer):
 
     def _weights(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Float[Tensor, "#b 1 l s"]:
         visible = dense_mask(self.mask, query_positions, key_positions, 1)
+        # zero, not minus infinity: these are weights, which no softmax follows
         return self.weights(query_positions, key_positions).masked_fill(~visible, 0.0)
 
     def _bias(self, positions: TokenPositions) -> Float[Tensor, "#b l 1"]:

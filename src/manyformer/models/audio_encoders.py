@@ -102,6 +102,7 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
         else:
             counts = is_frame(segments).sum(1)
         size = 2**self.embed.halvings
+        # rounded up, as each halving is: a token that one frame reaches counts
         tokens: Tensor = (counts + size - 1) // size
         return tokens
 
@@ -114,6 +115,7 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
         counts = self.token_counts(features, segments)
         if beam > 1:
             return [prefix_beam_search(row[:count], beam)[0] for row, count in zip(log_probs, counts.tolist())]
+        # the best alignment takes the best label of each position
         best = log_probs.amax(-1).cumsum(1)
         totals = [float(row[count - 1]) if count else 0.0 for row, count in zip(best, counts.tolist())]
         return [LabelSequence(*item) for item in zip(greedy_labels(log_probs, counts), totals)]
@@ -132,14 +134,18 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
 
         The number of correct targets is that of all targets less the edits, at least 0 for each recording."""
         logits = self.forward(batch.features, batch.segments).logits
-        total, (labels, counts, is_scored) = self._total_loss(batch, logits)
+        total, targets = self._total_loss(batch, logits)
         predicted = greedy_labels(logits, self.token_counts(batch.features, batch.segments))
         rows = [
             (edit_distance(row, reference[:count].tolist()), count)
-            for row, reference, count, scored in zip(predicted, labels, counts.tolist(), is_scored.tolist())
+            for row, reference, count, scored in zip(
+                predicted, targets.labels, targets.counts.tolist(), targets.is_scored.tolist()
+            )
             if scored
         ]
-        edits, label_count = (torch.tensor(sum(column)) for column in zip(*rows)) if rows else 2 * [torch.tensor(0)]
+        edits = torch.tensor(sum(distance for distance, _ in rows))
+        label_count = torch.tensor(sum(count for _, count in rows))
+        # the end of each recording is a target too, and always right
         correct = torch.tensor(sum(max(0, count + 1 - distance) for distance, count in rows))
         others = {"label_edits": edits, "labels": label_count}
         return BatchScore(total.cpu().double(), _target_count(batch), correct, others=others)
@@ -147,15 +153,16 @@ class SpeechRecognizer(Model[TranscriptionBatch]):
     def _total_loss(
         self, batch: TranscriptionBatch, logits: Float[Tensor, "b l v"]
     ) -> tuple[Float[Tensor, ""], LabelTargets]:
-        labels, counts, is_scored = targets = label_targets(batch)
+        targets = label_targets(batch)
         lengths = self.token_counts(batch.features, batch.segments)
-        losses = ctc_losses(logits, lengths, labels, counts)
-        return torch.where(is_scored, losses, 0.0).sum(), targets
+        losses = ctc_losses(logits, lengths, targets.labels, targets.counts)
+        return torch.where(targets.is_scored, losses, 0.0).sum(), targets
 
 
 def label_targets(batch: TranscriptionBatch) -> LabelTargets:
     """The labels that a batch asks for, without the token that starts and the one that ends a target."""
     scored = (batch.targets != IGNORE_INDEX).sum(1)
+    # the last scored target is the end, which CTC does not emit
     return LabelTargets(batch.target[:, 1:], (scored - 1).clamp(min=0), scored > 0)
 
 

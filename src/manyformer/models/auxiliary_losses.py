@@ -103,6 +103,7 @@ class LayerwiseNextTokenLoss(AuxiliaryLoss, TracksProgress):
 def targets_two_ahead(targets: Int[Tensor, "b l"], segments: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
     """The second next tokens as targets: the targets shifted by one, where the next token is of the same document."""
     shifted = torch.full_like(targets, IGNORE_INDEX)
+    # the target of token i + 1 is token i + 2
     shifted[:, :-1] = targets[:, 1:]
     shifted[:, :-1].masked_fill_(segments[:, 1:] != segments[:, :-1], IGNORE_INDEX)
     return shifted

@@ -87,10 +87,12 @@ class TrajectoryEmbedding(nn.Module):
         """The tokens of all steps in the order return, observation, action; actions are vectors here."""
         time = self.time_vectors(timesteps)
         tokens = [*self.observed(steps.returns, steps.observations, time), self.acted(steps.actions, time)]
+        # stacked after the axis of steps, so that the tokens of a step are adjacent
         return self.finish(torch.stack(tokens, 2).flatten(1, 2))
 
     def time_vectors(self, timesteps: Int[Tensor, "b l"]) -> Float[Tensor, "b l d"]:
         """The vectors of time steps; those beyond the table count as its last."""
+        # an environment may go on for longer than the training data did
         vectors: Tensor = self.timestep(timesteps.clamp(max=self.timestep.num_embeddings - 1))
         return vectors
 
@@ -183,6 +185,7 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         """Actions as they are embedded: continuous ones from -1 to 1, discrete ones as one-hot vectors, none as 0."""
         if isinstance(self.head, BoundedActionHead):
             return self.head.normalize(actions)
+        # no action is -1, which has no one-hot vector: it becomes action 0 and is zeroed afterwards
         one_hot = F.one_hot(actions.clamp(min=0), self.embed.actions).to(self.embed.mean)
         return one_hot * (actions >= 0)[..., None]
 
@@ -224,13 +227,16 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         rows, length = steps.returns.shape
         self.check_length(length)
         self._check_form(steps)
+        # a window of steps is a document of `width` times as many tokens
         token_segments = None if segments is None else segments.repeat_interleave(width, 1)
         token_layout = layout.repeated(width) if isinstance(layout, PackedLayout) else layout
         positions, tail = stream_positions(rows, length * width, self.device, token_segments, state, token_layout)
         if timesteps is None:
+            # the first token of each step, counted in steps
             timesteps = positions.position_ids[:, ::width] // width
         tokens = self.embed(steps._replace(actions=self.action_vectors(steps.actions)), timesteps)
         hidden = self.run_tokens(tokens, positions, tail, state, watch)
+        # the observation is the last token before the action: after one return or none
         return LayerOutput(hidden.y[:, width - 2 :: width], hidden.state, hidden.loss)
 
     def _check_form(self, steps: Trajectory) -> None:
@@ -315,6 +321,7 @@ class EpisodeDecoder:
             self._actions.append(previous_actions)
         self._num_steps += 1
         if self._num_steps > self._model.window:
+            # from now on the window slides, and cached keys of deeper layers depend on steps that have left it
             self._state = None
         if self._state is None:
             return self._recompute()
@@ -334,6 +341,7 @@ class EpisodeDecoder:
         tokens = embed.observed(returns, observations, embed.time_vectors(self._timesteps(rows, 1)))
         if previous_actions is not None:
             previous_time = embed.time_vectors(self._timesteps(rows, 1) - 1)
+            # the action of the step before has its own vector of time, that of the step in which it was taken
             tokens.insert(0, embed.acted(model.action_vectors(previous_actions[:, None]), previous_time))
         positions, tail = stream_positions(rows, len(tokens), model.device, None, state)
         hidden = model.run_tokens(embed.finish(torch.cat(tokens, 1)), positions, tail, state)
@@ -346,6 +354,7 @@ class EpisodeDecoder:
         length = len(self._returns)
         returns = torch.stack(tuple(self._returns), 1)
         observations = torch.stack(tuple(self._observations), 1)
+        # one action less than steps, for the last one has not been taken yet
         actions = list(self._actions)[len(self._actions) - length + 1 :]
         actions.append(model.no_actions(len(returns)))
         timesteps = self._timesteps(len(returns), length)

@@ -14,6 +14,7 @@ from manyformer.core import (
     PADDING_SEGMENT,
     SUMMARY_ROLE,
     Context,
+    DependencyTree,
     Layer,
     LayerOutput,
     State,
@@ -23,7 +24,7 @@ from manyformer.core import (
     no_watch,
 )
 from manyformer.errors import UserError
-from manyformer.kernels import named_kernels
+from manyformer.kernels.kernel import named_kernels
 from manyformer.masks import SamePart, WithRole
 from manyformer.masks.mask import any_node
 from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer, SummaryTokens

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.depth.early_exit_stack import split_exit_layer
+from manyformer.depth.exit_rules import split_exit_layer
 from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 from manyformer.training_hooks import OptionalOnLoad, WrapsLoadedModule
 
@@ -51,6 +51,7 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
         if not len(self.per_layer):
             return self.shared.loss(y, targets, label_smoothing=label_smoothing)
         order, groups = self._group_by_layer(y.flatten(0, -2), depth.flatten())
+        # targets in the order of the tokens, which are sorted by their exit layer
         return _sum_losses(groups, targets.flatten()[order], label_smoothing=label_smoothing)
 
     def loss_at(
@@ -59,6 +60,7 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
         """`loss` for tokens that all exit after layer number `layer`."""
         y = split_exit_layer(x)[0].flatten(0, -2)
         number = min(layer, len(self.per_layer) + 1)
+        # all other classifiers get no token, but a gradient of zero, as distributed training needs
         groups = [(head, y if index == number else y[:0]) for index, head in enumerate(self._heads(), 1)]
         return _sum_losses(groups, targets.flatten(), label_smoothing=label_smoothing)
 

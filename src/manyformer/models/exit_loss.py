@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from manyformer.batches import IGNORE_INDEX
 from manyformer.core import TokenPositions
-from manyformer.depth.early_exit_stack import drop_exit_layer
-from manyformer.depth.exit_rules import GeometricExitRule, LearnedExitRule
+from manyformer.depth.exit_rules import GeometricExitRule, LearnedExitRule, drop_exit_layer
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs, divide_by_targets
 from manyformer.models.exit_classifiers import exit_logits, exit_loss
 from manyformer.models.head import OutputHead
@@ -86,6 +85,7 @@ def smoothing_kernel(
     if smoothing:
         weights = torch.exp(-squared_distance / smoothing)
     else:
+        # each token alone: the limit of the exponential
         weights = (squared_distance == 0).to(like.dtype)
     return torch.where(same_document, weights, 0.0)
 
@@ -93,6 +93,7 @@ def smoothing_kernel(
 @torch.no_grad()
 def agreement(streams: Sequence[Float[Tensor, "b l m"]], head: OutputHead) -> Float[Tensor, "b l n"]:
     """For each layer but the last, 1 where it predicts the class of the last layer (Schuster et al. 2022, eq. 9)."""
+    # one layer's logits at a time: those of a vocabulary are large
     *predictions, last = (exit_logits(head, stream, layer).argmax(-1) for layer, stream in enumerate(streams, 1))
     return torch.stack([(prediction == last).float() for prediction in predictions], dim=-1)
 
@@ -146,6 +147,7 @@ class OraclePredictionLoss(ExitRuleLoss):
         cost = rule.cost(drop_exit_layer(streams), inputs.ctx, target_layers)
         if not rule.per_sequence:
             return self.weight * mean_where(cost, scored)
+        # one divided by the number of scored tokens of the document, so that all documents count alike
         token_weight = 1 / (smoothing_kernel(positions, scores, math.inf) * scored[:, None]).sum(-1).clamp(min=1)
         return self.weight * (cost * token_weight * scored).sum() / (token_weight * scored).sum().clamp(min=1)
 
@@ -196,9 +198,11 @@ class ExitLoss(AuxiliaryLoss):
         if self.weights is not None:
             final_loss = divide_by_targets(inputs.loss)
             layer_weights = [1.0 if self.weights == "even" else float(number) for number in range(1, len(exits) + 1)]
+            # what the model adds by itself is taken back, since the mean over exits holds it again
             extra = extra - final_loss
             for number, (layer_weight, stream) in enumerate(zip(layer_weights, exits), 1):
                 loss = final_loss
+                # the loss of the last stream is known already
                 if stream is not streams[-1]:
                     smoothing = inputs.label_smoothing
                     loss = divide_by_targets(

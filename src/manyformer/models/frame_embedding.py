@@ -52,6 +52,7 @@ class FrameEmbedding(SourceEmbedding):
         self.convolutions = nn.ModuleList(
             nn.Conv2d(width if number else 1, width, 3, stride=2, padding=1) for number in range(halvings)
         )
+        # rounded up, as every convolution of stride 2 with padding 1 does
         bands = -(-mels // 2**halvings)
         self.project = nn.Linear(bands * width if halvings else mels, dim)
         init_glorot(self.project)
@@ -62,6 +63,7 @@ class FrameEmbedding(SourceEmbedding):
         """The maximum number of frames; None for no limit."""
         if self.position.max_length is None:
             return None
+        # a position is one of a token, and a token stands for so many frames
         return self.position.max_length << self.halvings
 
     def read_source(
@@ -76,6 +78,7 @@ class FrameEmbedding(SourceEmbedding):
         bands = self.mels
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv2d)
+            # each convolution reads one frame before its first own one, because its filters are three frames long
             columns.append(torch.zeros(batch, channels, bands, device=device, dtype=dtype))
             channels = convolution.out_channels
             bands = -(-bands // 2)
@@ -97,15 +100,20 @@ class FrameEmbedding(SourceEmbedding):
         x = source[:, None].to(self.project.weight.dtype)
         columns = list[Tensor]()
         for number, convolution in enumerate(self.convolutions):
+            # the bias of the convolution before has filled padding, and filters of this one reach into it
             x = _without_padding(x, segments)
             last_frame = None if state is None else state.columns[number]
             if last_frame is not None:
+                # remembered before the convolution: the next piece begins with the input of this layer, not with its
+                # output
                 columns.append(_last_frames(x, segments, last_frame))
             if x.numel():
                 x = torch.relu(_convolve(x, convolution, last_frame))
             else:
                 x = _halved(x, convolution)
+            # token n is centered on frame 2 n, and is padding where that frame is
             segments = None if segments is None else segments[:, ::2]
+        # (b, channels, tokens, bands) to (b, tokens, channels * bands)
         x = _without_padding(x, segments).transpose(1, 2).flatten(2)
         tokens = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         positions, tail = positions_of(tokens, segments, None if state is None else state.tail)
@@ -138,6 +146,7 @@ def move_padding(
         return frames, None
     if segments.shape != frames.shape[:2]:
         raise UserError(f"segments {tuple(segments.shape)} must have the shape of the frames {tuple(frames.shape[:2])}")
+    # a stable sort of two kinds keeps the frames in their order
     order = (segments == PADDING_SEGMENT).byte().argsort(dim=1, stable=True)
     return frames.gather(1, order[..., None].expand_as(frames)), segments.gather(1, order)
 
@@ -168,6 +177,7 @@ def _convolve(
         return y
     assert isinstance(convolution, nn.Conv2d)
     context = torch.cat([last_frame[:, :, None].to(x), x], 2)
+    # no padding along time, where the remembered frame takes its place
     return F.conv2d(context, convolution.weight, convolution.bias, stride=2, padding=(0, 1))
 
 
@@ -178,4 +188,5 @@ def _last_frames(
     context = torch.cat([last_frame[:, :, None].to(x), x], 2)
     if segments is None:
         return context[:, :, -1]
+    # the remembered frame has the index 0, so that the number of frames is the index of the last one
     return context[torch.arange(len(x), device=x.device), :, is_frame(segments).sum(1)]

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, Context
+from manyformer.core import PADDING_SEGMENT, Context, GraphEdges
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.models.embedding import positions_of
@@ -128,6 +128,7 @@ class FeatureEmbedding(nn.Module):
             check_columns(columns, self.features)
             flat_columns = columns.reshape(-1, width)
             flat_values = values.reshape(-1, width)
+            # never the dense matrix of nodes and features, most of which are zero
             y = sparse_product(flat_values, flat_columns, self.weight)
             y = y.view(rows, length, self.dim)
         if self.bias is None:
@@ -162,6 +163,7 @@ class LaplacianEmbedding(nn.Module):
     def forward(self, eigenvectors: Float[Tensor, "b l k"]) -> Float[Tensor, "b l d"]:
         eigenvectors = eigenvectors.to(self.projection.weight.dtype)
         if self.training:
+            # one sign for a whole row: the vectors of two of its nodes must not be mixed
             signs = torch.randint(2, (len(eigenvectors), 1, self.count), device=eigenvectors.device) * 2 - 1
             eigenvectors = eigenvectors * signs
         positions: Tensor = self.projection(eigenvectors)
@@ -194,6 +196,7 @@ class GraphormerEncoding(nn.Module, UndecayedParameters):
         self.max_degree = max_degree
         self.max_distance = max_distance
         self.in_degree, self.out_degree = (nn.Embedding(max_degree + 1, dim) for _ in range(2))
+        # distances from 0 on, and one more entry for all pairs beyond the largest
         self.distance = nn.Embedding(max_distance + 2, heads)
         for table in (self.in_degree, self.out_degree, self.distance):
             nn.init.normal_(table.weight, std=INITIAL_STD)
@@ -211,8 +214,10 @@ class GraphormerEncoding(nn.Module, UndecayedParameters):
         positions = ctx.positions
         if self.virtual_node is not None and self.virtual_score is not None:
             x = torch.cat([self.virtual_node.to(x.dtype).expand(len(x), -1, -1), x], 1)
+            # the virtual node belongs to document 0, the only one of a row
             segments = F.pad(positions.segment_ids, (1, 0))
             positions, _ = positions_of(segments, segments, None)
+            # pairs with the virtual node, in the first row and the first column, have one score of their own
             is_real = F.pad(torch.ones_like(scores[:, :, :1], dtype=torch.bool), (1, 0, 0, 0, 1, 0))
             scores = torch.where(is_real, F.pad(scores, (1, 0, 0, 0, 1, 0)), self.virtual_score[:, None])
         return x, Context(positions._replace(pair_scores=scores), watch=ctx.watch)
@@ -221,6 +226,7 @@ class GraphormerEncoding(nn.Module, UndecayedParameters):
         nodes = len(edges.row_starts) - 1
         out_degrees = torch.zeros(nodes, dtype=torch.long, device=edges.sources.device)
         out_degrees = out_degrees.index_add(0, edges.sources, torch.ones_like(edges.sources))
+        # edges are sorted by target, so that these are counted already
         in_degrees = edges.row_starts.diff()
         centrality: Tensor = self.in_degree(in_degrees.clamp(max=self.max_degree))
         return centrality.add(self.out_degree(out_degrees.clamp(max=self.max_degree)))
@@ -233,6 +239,7 @@ class GraphormerEncoding(nn.Module, UndecayedParameters):
             assert edges.features is not None
             terms = edges.features.to(self.path.dtype) @ self.path
             scores = scores + mean_along_shortest_paths(terms, distances, edges)
+        # paths are listed from their targets back, while scores have the query, the source, first
         by_target: Float[Tensor, "b j i h"] = scores.view(rows, length, length, scores.shape[-1])
         return by_target.permute(0, 2, 3, 1)
 

@@ -76,6 +76,7 @@ class GraphEncoder(Model[GraphBatch], MakesStream):
         `segments` numbers the graphs of each row, -1 is no node; None means that each row is one graph. `columns` are
         those of sparse features, None means that `features` has all columns. Raises UserError for inputs that the model
         does not read or needs."""
+        # targets of length zero: only the loss and the score read them
         batch = GraphBatch(features, edges, edges[:, :0, 0], segments, columns, edge_features, eigenvectors)
         hidden = self.encode(batch, watch)
         return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
@@ -94,6 +95,7 @@ class GraphEncoder(Model[GraphBatch], MakesStream):
         if batch.links is not None and batch.loops is not None:
             places = EdgePlaces(batch.links, batch.loops)
         edges = sort_edges(batch.edges, segments, batch.edge_features, self_loops=self.self_loops, places=places)
+        # edges travel with the positions of nodes, so that layers need no argument of their own for graphs
         ctx = Context(positions._replace(edges=edges), watch=watch)
         x = self.embed(batch.features, batch.columns)
         if self.positions is not None:
@@ -126,8 +128,10 @@ class GraphClassifier(GraphEncoder):
     def encode(self, batch: GraphBatch, watch: WatchFn = no_watch) -> LayerOutput:
         hidden = super().encode(batch, watch)
         if self.encoding is not None and self.encoding.virtual_node is not None:
+            # the encoding has put the virtual node before all others
             return LayerOutput(hidden.y[:, 0], hidden.state, hidden.loss)
         if batch.segments is None:
+            # a row without nodes has the mean zero instead of NaN
             return LayerOutput(hidden.y.sum(1) / max(1, hidden.y.shape[1]), hidden.state, hidden.loss)
         is_node = (batch.segments != PADDING_SEGMENT)[..., None]
         means = (hidden.y * is_node).sum(1) / is_node.sum(1).clamp(min=1)

@@ -89,6 +89,7 @@ class OutputHead(nn.Module, ABC):
         for chunk, chunk_targets in zip(torch.split(x, self.score_chunk), torch.split(targets, self.score_chunk)):
             logits = self(chunk).float()
             loss = F.cross_entropy(logits, chunk_targets, ignore_index=IGNORE_INDEX, reduction="sum")
+            # float64 on the host: the sum runs over a whole validation set
             nll = nll + loss.cpu().double()
             correct = correct + (logits.argmax(-1) == chunk_targets).sum()
         return BatchScore(nll, count_targets(targets), correct)
@@ -138,6 +139,7 @@ class ClassHead(OutputHead):
         x = x.reshape(-1, x.shape[-1])
         targets = targets.reshape(-1)
         count = count_targets(targets)
+        # logits are the largest tensor of a language model, of which chunks never hold all
         tokens_per_chunk = self._tokens_per_chunk(x)
         if x.shape[0] <= tokens_per_chunk:
             logits = F.linear(x, self.weight, self.bias)
@@ -237,12 +239,14 @@ class LogisticMixture(OutputHead):
         nn.init.xavier_uniform_(self.project.weight)
         weight, mean, log_scale = self.project.bias.data.view(3, mixtures)
         weight.zero_()
+        # evenly over the levels, each as wide as the gap to the next
         mean.copy_((2 * torch.arange(mixtures) + 1) / mixtures - 1)
         log_scale.fill_(-math.log(mixtures))
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
         weight, mean, log_scale = self._mixture_parameters(x)
         log_probs = torch.logsumexp(weight[..., None] + log_levels(mean, log_scale, self.levels), dim=-2)
+        # special tokens come before the levels
         return F.pad(log_probs, (self.first, 0), value=SPECIAL_TOKEN_LOGIT)
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
@@ -309,6 +313,7 @@ class BoundedActionHead(OutputHead):
 
     def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b a"]:
         unit: Tensor = self.project(x).tanh()
+        # tanh gives -1 to 1
         return self.low + (unit + 1) * ((self.high - self.low) / 2)
 
     def normalize(self, actions: Float[Tensor, "*b a"]) -> Float[Tensor, "*b a"]:

@@ -94,6 +94,7 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
         """Embed images, whose patches keep their positions where others are padding."""
         positions = self.token_positions(source)
         if segments is not None:
+            # without a layout, which would promise that there is no padding
             positions = TokenPositions(positions.position_ids, segments)
         return EmbeddedSource(self(source, positions), positions)
 
@@ -105,6 +106,7 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
             raise ValueError(f"images {tuple(images.shape)} must be (b, {expected}): the model was built for that size")
         x = self.project(split_patches(self._scaled(images), self.patch))
         if self.leading is not None:
+            # before the position, because these tokens have positions too
             leading = self.leading.to(x.dtype).expand(x.shape[0], -1, -1)
             x = torch.cat([leading, x], dim=1)
         dropped: Tensor = self.dropout(self.position.embed(x, positions))
@@ -118,6 +120,7 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
             return images
         pixels = images.to(self.project.weight.dtype)
         if self.pixel_scaling == "symmetric":
+            # one product and one sum in place of the general form below
             return pixels * (2 / MAX_PIXEL_VALUE) - 1
         mean, deviation = map(pixels.new_tensor, PIXEL_SCALINGS[self.pixel_scaling])
         return (pixels / MAX_PIXEL_VALUE - mean) / deviation

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.core import Layer
-from manyformer.kernels import Kernel, KernelCall, named_kernels
+from manyformer.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.models.generative_model import GenerativeModel
 
 PACKAGE = Path(__file__).parents[1]

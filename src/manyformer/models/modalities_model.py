@@ -72,6 +72,7 @@ class ModalitiesModel(Model[ModalitiesBatch]):
         watch: WatchFn = no_watch,
     ) -> ModelOutput:
         """What `output` makes of examples, of whose parts one at least is given; segments of -1 are padding."""
+        # a batch needs labels, which `output` does not read; without any part there is no row
         first_part = next(part for part in (images, frames, tokens, torch.zeros(0, 0)) if part is not None)
         labels = torch.zeros(len(first_part), dtype=torch.long, device=first_part.device)
         batch = ModalitiesBatch(labels, images, frames, tokens, image_segments, frame_segments, token_segments)
@@ -103,6 +104,7 @@ class MultimodalClassifier(ModalitiesModel):
     def _pool(self, batch: ModalitiesBatch, watch: WatchFn) -> LayerOutput:
         sequences = self.embed(batch)
         outputs = self.fusion(sequences, watch)
+        # (parts, b, d), of which rows without a part have zeros that the mask leaves out of the mean
         means = torch.stack([mean_over_tokens(outputs[name].y, part.positions) for name, part in sequences.items()])
         present = torch.stack([has_tokens(part.positions) for part in sequences.values()])[..., None]
         pooled = (means * present).sum(0) / present.sum(0).clamp(min=1)
@@ -129,6 +131,7 @@ class PairSimilarity(nn.Module):
     @property
     def scale(self) -> Float[Tensor, ""]:
         """The inverse temperature, at most 100."""
+        # learned as a logarithm, so that steps are relative and the scale stays positive
         return self.log_scale.exp().clamp(max=MAX_SCALE)
 
 
@@ -154,6 +157,7 @@ class TwoTowers(ModalitiesModel):
     def output(self, batch: ModalitiesBatch, watch: WatchFn) -> ModelOutput:
         """The embeddings of both parts (b, 2 e), times the root of the scale: their products are logits of pairs."""
         embedded = torch.cat(self.embeddings(batch, watch), -1)
+        # both embeddings get the root: a product of two then has the whole scale
         return ModelOutput(embedded * self.similarity.scale.sqrt())
 
     def embeddings(
@@ -177,6 +181,7 @@ class TwoTowers(ModalitiesModel):
         logits = self._logits(batch).float()
         count = torch.full((), len(logits), device=logits.device)
         if len(logits):
+            # the partner of row i is column i
             correct = (logits.argmax(-1) == torch.arange(len(logits), device=logits.device)).sum()
         else:
             correct = count
@@ -190,6 +195,7 @@ class TwoTowers(ModalitiesModel):
             first = first[is_scored]
             second = second[is_scored]
         else:
+            # places that the batch knows, so that a GPU need not be asked how many rows are scored
             first, second = (part.index_select(0, batch.scored) for part in (first, second))
         logits: Tensor = self.similarity(first, second)
         return logits

@@ -111,6 +111,7 @@ class Model(nn.Module, ABC, Generic[B]):
     def score(self, batch: B, *, state: State = None) -> BatchScore:
         """The negative log-likelihood without smoothing, and the accuracy; to be called without gradients."""
         (x, next_state, _), targets = self.head_inputs(batch, state)
+        # in chunks of tokens, so that validation needs no more memory than training
         score = self.head.score(x, targets)
         return BatchScore(score.nll, score.targets, score.correct, next_state, score.others)
 
@@ -203,7 +204,9 @@ class CarriedState:
         if not self.enabled:
             return None
         if self.state is None or self.rows != len(batch[0]):
-            self.rows, self.state = len(batch[0]), self.model.init_state(len(batch[0]))
+            # another number of rows is another arrangement of the data: no row continues
+            self.rows = len(batch[0])
+            self.state = self.model.init_state(self.rows)
         return self.state
 
     def score(self, batch: Batch) -> BatchScore:
@@ -221,6 +224,7 @@ def weights_fingerprint(model: Model) -> str:
     """A hash of the names, types, shapes and values of all weights."""
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
+        # names and shapes too: the bytes of two weights could be those of one
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
         digest.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -106,11 +106,11 @@ def warn_non_finite_tensors(tensors: Mapping[str, Tensor], source: object) -> No
 
 
 def _warn(bad_names: list[str], total: int, source: object) -> None:
-    count = "a tensor"
-    if len(bad_names) != 1:
-        count = f"{len(bad_names):,} of {total:,} tensors"
-    verb, first = ("is", bad_names[0]) if len(bad_names) == 1 else ("are", f"the first is {bad_names[0]}")
-    sentence = f"{source}: {count} of the weights {verb} not finite ({first}); what the model computes is no number"
+    if len(bad_names) == 1:
+        subject = f"a tensor of the weights is not finite ({bad_names[0]})"
+    else:
+        subject = f"{len(bad_names):,} of {total:,} tensors of the weights are not finite (the first is {bad_names[0]})"
+    sentence = f"{source}: {subject}; what the model computes is no number"
     warnings.warn(sentence, NonFiniteWeights, stacklevel=4)
 
 
@@ -166,6 +166,7 @@ def replacement_folder(path: Path) -> Iterator[Path]:
     with report_disk_full(path):
         with report_not_written(path):
             draft = draft_path(path)
+            # beside the folder that it replaces, on the same disk, where renaming is atomic
             draft.mkdir()
             if (path / MARK).is_file():
                 # its work may consist of more than this folder
@@ -175,12 +176,14 @@ def replacement_folder(path: Path) -> Iterator[Path]:
             with report_not_written(path):
                 write_manifest(draft, without=("README.md",))
                 if path.exists():
+                    # a folder cannot be renamed over another: for a moment there is none of this name
                     old = draft_path(path.with_name(f"{path.name}-old"))
                     os.rename(path, old)
                     os.rename(draft, path)
                     remove_draft(old)
                 else:
                     os.rename(draft, path)
+                # a rename is on the disk only when the folder that holds the names is
                 sync_folder(path.parent)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
@@ -247,6 +250,7 @@ def fill_weights(model: nn.Module, tensors: dict[str, Tensor], error_prefix: str
     """Copy `tensors` into the weights of `model`. Raises UserError, beginning with `error_prefix`, on a mismatch.
 
     Warns if weights that were read from `source` are not finite (`NonFiniteWeights`)."""
+    # the parameters themselves, not copies of them: tied ones are one object under several names
     expected: dict[str, Tensor] = model.state_dict(keep_vars=True)
     if unknown := sorted(set(tensors) - set(expected)):
         raise UserError(f"{error_prefix}: it holds {unknown[0]}, which the model does not have")

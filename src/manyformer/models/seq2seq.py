@@ -52,11 +52,14 @@ class EncoderCTC(nn.Module):
         """What is added to the cross entropy per target; a text without an alignment only has a cross entropy."""
         scored = (targets != IGNORE_INDEX).sum(1)
         lengths = _lengths(memory)
+        # without the start token, which no sound stands for
         labels = target[:, 1:]
         counts = (scored - 1).clamp(min=0)
+        # a text of more labels than positions would have an infinite loss
         is_alignable = (scored > 0) & (needed_positions(labels, counts) <= lengths)
         losses = ctc_losses(self.head(memory.y), lengths, labels, counts * is_alignable)
         total = torch.where(is_alignable, losses, 0.0).sum() / scored.sum().clamp(min=1)
+        # the cross entropy keeps the weight 1, so that its value stays comparable with models without CTC
         return self.weight / (1 - self.weight) * total
 
     def log_probability(self, memory: MemorySequence, labels: Sequence[int]) -> float:

@@ -66,6 +66,7 @@ class _TemporalBlock(nn.Module):
         shortened = None
         if segments is not None:
             shortened = segments[:, :: self.stride]
+        # the norm must not count padding, which shrinks with the frames by the same stride
         y = torch.relu(self.norm_in(_convolve(self.conv_in, x, segments), shortened))
         y = self.norm_out(_convolve(self.conv_out, y, shortened), shortened)
         if self.shortcut is None:
@@ -106,6 +107,7 @@ class GlobalLayerNorm(nn.Module):
             valid = is_frame(segments).to(x.dtype)
         valid = valid[..., None]
         count = valid.sum((1, 2), keepdim=True).clamp(min=1) * x.shape[2]
+        # padding is zero again after the mean has been subtracted, so that the variance does not count it
         centered = (x - (x * valid).sum((1, 2), keepdim=True) / count) * valid
         variance = centered.square().sum((1, 2), keepdim=True) / count
         return centered * (variance + self.eps).rsqrt() * self.weight + self.bias
@@ -116,8 +118,10 @@ def _convolve(
 ) -> Float[Tensor, "b g d"]:
     """The convolution along time, for which padding is zero; none of it where there are no rows or frames."""
     if not x.numel():
+        # torch refuses to convolve nothing
         return x.new_zeros(x.shape[0], -(-x.shape[1] // convolution.stride[0]), convolution.out_channels)
     if segments is not None:
         x = x * is_frame(segments)[..., None]
+    # torch convolves along the last axis, and channels are the last one here
     y: Tensor = convolution(x.mT).mT
     return y

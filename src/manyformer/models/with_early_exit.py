@@ -148,6 +148,7 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
         copies = [copy.deepcopy(head) for _ in range(depth - 1)]
     else:
         copies = []
+    # the head of the model is that of the last layer, so that without exits nothing changes
     exits = ExitClassifiers(head, copies, aligned=config.exit_training != "mixed")
     rule = _build_rule(config, generative, exits, depth)
     mixed_samples = None
@@ -161,6 +162,7 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     wrapped = cast(M, generative.with_decoder(EarlyExit(body, rule, mixed_samples=mixed_samples), exits, loss))
     if config.rule == "classifier":
         _freeze(wrapped, rule)
+    # the modules are shared, but a new model has no tokenizer and is in training mode
     wrapped.tokenizer = model.tokenizer
     return wrapped.train(model.training)
 
@@ -251,6 +253,7 @@ def _freeze(model: Model, rule: nn.Module) -> None:
             weight.requires_grad = False
     for module in model.modules():
         if isinstance(module, Dropout):
+            # not evaluation mode, in which the rule itself would not be trained
             module.p = 0.0
 
 

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
+from manyformer.core import GraphEdges
 from manyformer.structures import GraphEdges
 
 

@@ -90,8 +90,8 @@ class Position(nn.Module, UndecayedParameters):
     """
 
     undecayed = None
-    overridden: ClassVar[frozenset[str]] = frozenset()
-    """The seams and the penalty, by their names, that the class overrides: layers need not call the others."""
+    overridden: frozenset[str] = frozenset()
+    """The seams and the penalty, by their names, that the position overrides: layers need not call the others."""
     max_length: int | None = None
     """The number of positions that exist; None if there is no limit."""
     max_distance: int | None = None
@@ -171,6 +171,8 @@ class ComposedPosition(Position):
     def __init__(self, *parts: Position) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
+        # the class overrides all of them, but a seam that no part changes need not be called
+        self.overridden = frozenset().union(*(part.overridden for part in parts))
         self.needs_every_key = any(part.needs_every_key for part in parts)
         self.max_length = min((part.max_length for part in parts if part.max_length is not None), default=None)
 
@@ -205,9 +207,6 @@ class ComposedPosition(Position):
 
     def penalty(self) -> Tensor | float:
         return sum((part.penalty() for part in self._parts()), 0.0)
-
-    def required_seams(self) -> frozenset[str]:
-        return frozenset().union(*(part.required_seams() for part in self._parts()))
 
     def _parts(self) -> list[Position]:
         return list(self.parts)  # type: ignore[arg-type]

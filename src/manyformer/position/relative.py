@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import SUMMARY_ROLE, TokenPositions
+from manyformer.core import SUMMARY_ROLE, DependencyTree, TokenPositions
 from manyformer.head_selection import PerHeadTensors
 from manyformer.position.absolute import SinusoidalPosition
 from manyformer.position.distance_bias import BiasDirection, check_direction

@@ -52,6 +52,7 @@ class StaticRing(NamedTuple):
 
     def store(self, k: Tensor, v: Tensor, positions: TokenPositions) -> "StaticRing":
         """Write tokens in place, of which no two of a row have one slot; padding to any slot."""
+        # looked up by the position, which the host does not know
         index = self.slots.gather(1, positions.position_ids)
         for field, new, axis in zip(self, (k, v, *positions[:2]), TOKEN_AXES):
             if axis == 1:
@@ -90,6 +91,7 @@ def static_ring(
     ring = mask.max_lookback + 1
     all_positions = torch.arange(layout.position_limit, device=k.device)
     retained = never_evicted(mask, all_positions)
+    # the first key that is never evicted gets the slot after the ring, the next one the slot after that
     slots = torch.where(retained, ring - 1 + retained.cumsum(0), all_positions % ring)
     # unused entries are written to one more column, which is dropped
     columns = ring + int(retained.sum())

@@ -60,6 +60,7 @@ class WindowSource(KVSource):
             raise ValueError(f"WindowSource: {mask!r} may show every key to later queries, so no key can be evicted")
         assert mask.max_lookback is not None
         self.mask = mask
+        # the query itself needs a slot beside the keys before it
         self.slots = mask.max_lookback + 1
         self.self_source = SelfSource()
 
@@ -109,11 +110,13 @@ class WindowSource(KVSource):
         start = ring.length
         count = new[0].shape[2]
         if start is not None and isinstance(layout, ContiguousLayout) and layout.start == start:
+            # the step of decoding: no tensor is read, and only a number of Python decides
             if count == 1 and not is_never_evicted(self.mask, start):
                 return self._write_one(ring, new, start)
             # computed on the CPU: no synchronization, and the device may be meta
             position_ids = torch.arange(start, start + count, device="cpu")
             never_evicted_columns = never_evicted(self.mask, position_ids)
+            # of more tokens than slots only the last ones are kept
             in_window = ~never_evicted_columns & (position_ids > start + count - 1 - self.slots)
             ring = self._overwrite(ring, new, in_window, start)
         elif evicts_all(self.mask, ring.columns + count):
@@ -134,6 +137,7 @@ class WindowSource(KVSource):
 
     def _write_one(self, ring: RingCache, new: Sequence[Tensor], position: int) -> RingCache:
         """Write one token at the same slot of all rows, the common case of decoding."""
+        # without reserved slots earlier states stay valid, as beam search needs them
         fields = ring[:4] if ring.reserved else [field.clone() for field in ring[:4]]
         for field, value, axis in zip(fields, new, TOKEN_AXES):
             field.narrow(axis, position % self.slots, 1).copy_(value)
@@ -152,6 +156,7 @@ class WindowSource(KVSource):
         """Write each token of rows that differ to the slot of its position, unless a later token of the row has it."""
         _, _, position_ids, segment_ids = new
         valid = segment_ids != PADDING_SEGMENT
+        # the column of each row's last token, 0 where the row has none
         last = torch.where(valid, torch.arange(valid.shape[1], device=valid.device), 0).amax(1, keepdim=True)
         last_document = valid & (segment_ids == segment_ids.gather(1, last))
         in_window = last_document & ~retained & (position_ids > position_ids.gather(1, last) - self.slots)
@@ -163,6 +168,7 @@ class WindowSource(KVSource):
                 index = slots
             else:
                 index = slots[:, None, :, None].expand_as(value)
+            # one more column, for tokens that are not kept
             padded = torch.cat([field, field.narrow(axis, 0, 1)], axis)
             fields.append(padded.scatter(axis, index, value).narrow(axis, 0, field.shape[axis]))
         return ring.with_fields(fields, None, ring.columns + valid.shape[1])
@@ -207,6 +213,7 @@ class SpanCacheSource(KVSource):
             return self.self_source(x, ctx, project, state)
         keys = _window_source(state.k.shape[2])(x, ctx, project, state)
         if isinstance(state, RingCache) and state.length == 0 and x.shape[1] > 1:
+            # nothing is in the ring yet, and its empty slots would be columns of padding
             slots = state.k.shape[2]
             return KeysValues(keys.k[:, :, slots:], keys.v[:, :, slots:], ctx.positions, keys.state)
         return keys
