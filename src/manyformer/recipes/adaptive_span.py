@@ -73,6 +73,7 @@ def adaptive_span(
         return span_class(heads, max_span, ramp=span_ramp, **share)
 
     def make_source(spans: AttentionSpans) -> KVSource:
+        # without segments a cache keeps what the longest span of the layer still reaches, and drops the rest
         if memory_length is None:
             return SpanCacheSource(spans)
         return SegmentMemorySource(memory_length, dim, reach=spans)
@@ -84,4 +85,5 @@ def adaptive_span(
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
     embed = TokenEmbedding(vocab, dim, scale=dim**0.5, dropout=dropout)
+    # layers keep torch's initial matrices, as in the authors' code
     return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order, scaled_init=False)

@@ -102,6 +102,7 @@ def decision_transformer(
         layers = _gpt2_layers(dim, depth, heads, ff_dim, dropout)
     else:
         sizes = {"dim": dim, "depth": depth, "heads": heads, "ff_dim": ff_dim, "dropout": dropout}
+        # positions are time steps in the embedding: a body limited in length must hold the tokens of a window
         sizes["max_length"] = window * embed.tokens_per_step
         layers = _body_of(body, body_keywords or {}, sizes)
         decodes_incrementally = "incremental_decoding" in get_recipe(body).card.promises
@@ -130,6 +131,7 @@ def _body_of(name: str, keywords: dict[str, Any], sizes: dict[str, Any]) -> Laye
     if not isinstance(card.task, CausalTask):
         raise UserError(f"body ({name}) must be the recipe of a language model, and it is for {card.task.title}")
     model: Any = build(name, **{key: value for key, value in sizes.items() if key in parameters} | keywords)
+    # only the layers of the model are taken, so what else it computes would be lost in silence
     if model.auxiliary is not None:
         raise UserError(f"body ({name}) has losses of its intermediate layers, which need the tokens of a text")
     if uses_neighbours(model.body):

@@ -108,6 +108,7 @@ def deepseek(
     scaling = None
     if rope_factor > 1:
         scaling = YaRNRotaryScaling(rope_factor, original_length, magnitude=1.0)
+    # only these channels are rotated: the latent that is cached must not depend on the position
     position = RotaryPosition(rotary_dim, pairs=rope_pairs, base=rope_base, scaling=scaling)
     if indexed_tokens is not None and (query_latent_dim is None or indexer_dim < rotary_dim):
         raise UserError(
@@ -124,6 +125,7 @@ def deepseek(
     def feedforward(number: int) -> Layer:
         if number < dense_layers:
             return GatedFeedForward(dim, ff_dim)
+        # loads are balanced by a bias that only selects experts, beside a very small loss (section 2.1.2)
         router = SigmoidRouter(
             dim,
             num_experts,
@@ -134,6 +136,7 @@ def deepseek(
             scale=expert_scale,
             selection_bias=SelectionBias(num_experts, bias_rate),
         )
+        # experts that every token visits are one wider layer, which is the same function
         shared = GatedFeedForward(dim, shared_experts * expert_dim)
         return MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
 

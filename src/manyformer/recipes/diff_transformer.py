@@ -61,6 +61,7 @@ def diff_transformer(
         attention = Attention(
             dim,
             heads,
+            # lambda begins at 0.8 - 0.6 exp(-0.3 number), so the kernel needs to know its layer (section 2.1)
             DifferentialKernel(SoftmaxKernel(Causal()), width, number, eps=norm_eps),
             kv_heads=kv_heads,
             head_dim=width,

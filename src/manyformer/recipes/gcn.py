@@ -43,5 +43,6 @@ def gcn(
         nn.init.xavier_uniform_(projection.weight)
         layers[f"projection_{number}"] = Pointwise(nn.Sequential(nn.ReLU(), Dropout(dropout), projection))
         layers[f"convolution_{number}"] = GraphConvolution(width)
+    # A (X W): features are projected before they are summed over edges, which is cheaper as W narrows them
     embed = FeatureEmbedding(features, widths[0], dropout=dropout)
     return NodeClassifier(embed, Chain(**layers), LogitsHead(classes), self_loops=True)

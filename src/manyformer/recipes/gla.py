@@ -48,6 +48,7 @@ def gla(
         key_dim = head_dim
 
     def layer(number: int) -> dict[str, Layer]:
+        # one decay for each channel of a key; of low rank, because a full matrix would cost as much as the keys'
         rule = DecayRule(SigmoidDecay(key_dim), HeadProjection(dim, heads, key_dim, rank=gate_rank, bias=True))
         kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
         gate = HeadProjection(dim, heads, sizes.value_dim)

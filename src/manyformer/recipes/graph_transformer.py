@@ -94,5 +94,6 @@ def graph_transformer_classifier(
 
 def _layers(depth: int, dim: int, heads: int, edge_features: int, ff_dim: int | None, dropout: float) -> Layer:
     check_heads(dim, heads)
+    # the authors' code doubles the width in feed-forward layers, where text models take four times it
     width = 2 * dim if ff_dim is None else ff_dim
     return GraphTransformerStack(depth, dim, heads, edge_features=edge_features, ff_dim=width, dropout=dropout)

@@ -42,8 +42,10 @@ def kda(
     rank = sizes.head_dim
 
     def layer(number: int) -> dict[str, Layer]:
+        # a decay of each channel of a key, where Gated DeltaNet has one of each head
         decay = SoftplusDecay(heads, rank), HeadProjection(dim, heads, rank, rank=rank)
         gate = HeadProjection(dim, heads, sizes.value_dim, rank=rank)
+        # a sigmoid instead of the SiLU of Gated DeltaNet, which the report's ablation prefers
         stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate, torch.sigmoid)
         attention = delta_attention(sizes, decay, stage, conv_size=conv_size)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}

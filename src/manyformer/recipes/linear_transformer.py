@@ -42,6 +42,7 @@ def linear_transformer(
 
     def kernel(number: int) -> LinearKernel:
         if update_rule == "delta":
+            # a value is replaced at its key alone if features hardly overlap, as the sparse ones of DPFP
             return LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule())
         return LinearKernel(EluPlusOneFeatures(), Causal())
 

@@ -56,6 +56,7 @@ def longformer(
     copied from RoBERTa, whose `norm_eps` of 1e-5 the released models have."""
     global_mask = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
 
+    # kept until all weights are drawn: projections of global tokens begin as copies of the others (section 5)
     layers: list[GlobalLocalAttention] = []
 
     def attention(number: int) -> Layer:
@@ -143,5 +144,6 @@ def layer_mask(size: int, number: int, depth: int, dilated_heads: int) -> Mask:
     layers_above_middle = number - depth // 2
     if layers_above_middle < 0 or not dilated_heads:
         return Window(size)
+    # the number of positions left out between two that are seen: 1, 2 and 3 from the middle to the top
     gaps = 1 + 3 * layers_above_middle // (depth - depth // 2)
     return PerHead(dict.fromkeys(range(dilated_heads), Window(size, dilation=gaps + 1)), default=Window(size))

@@ -57,9 +57,11 @@ def mamba_2(
             dim,
             heads,
             LinearKernel(ScaledFeatures(), Causal(), rule=rule),
+            # B and C, the keys and queries, are shared by the heads of a group, like keys in grouped attention
             key_heads=groups,
             head_dim=state_dim,
             value_dim=value_dim,
+            # over the channels of C, B and x, which pass the same convolution
             short_convolution=ShortConvolution(2 * groups * state_dim + inner, conv_size, bias=True),
             output_stage=GatedNormStage(norm, gate, gate_first=True),
             bias=False,

@@ -59,6 +59,7 @@ def mixture_of_depths(
 
     def routed_layer(number: int) -> Layer:
         parts = layer(number).items()
+        # the router weighs the whole layer, so its branches are joined before it
         block = Chain(**{name: branch(part, order=norm_order, norm=norm, dropout=dropout) for name, part in parts})
         return MixtureOfDepths(block, dim, share=share, routing=routing)
 

@@ -46,9 +46,11 @@ def retnet(
     position = RotaryPosition(sizes.head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
+        # the logarithm of 1 - 2^(-5 - n); log1p keeps its digits, of which 1 - 2^-12 has few left in float32
         decay = FixedDecay(torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64)))))
         key_features = ScaledFeatures(sizes.head_dim**-0.5)
         kernel = LinearKernel(ScaledFeatures(), Causal(), key_features=key_features, rule=DecayRule(decay))
+        # a norm without gains makes every head's output independent of its scale
         stage = GatedNormStage(SharedHeadNorm(value_dim, learned=False), HeadProjection(dim, heads, value_dim))
         attention = Attention(
             dim, heads, kernel, value_dim=value_dim, position=position, output_stage=stage, bias=False

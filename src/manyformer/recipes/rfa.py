@@ -71,6 +71,7 @@ def rfa(
         return LinearKernel(
             feature_map,
             Causal(),
+            # gated: a share of the memory is forgotten for what a token writes, so that recent tokens count more
             rule=GatedRule() if update_rule == "gated" else SumRule(),
             floor=FLOOR,
             carried=carried_memory == "detached",

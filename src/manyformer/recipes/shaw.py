@@ -42,6 +42,7 @@ def shaw(
     Distances are clipped to `max_relative_distance`. Section 4.1: the base model has tables for each head
     (`tables="head"`) and clips at 16, the big one has tables for each layer and clips at 8. Cross-attention has no
     positions. A language model with the same positions is `compose` with `position="shaw"`."""
+    # None: one table, which all heads of the layer read
     table_heads = heads if tables == "head" else None
 
     def encoder_attention(number: int) -> Layer:

@@ -148,6 +148,7 @@ def _layers(
 
     def kernel(number: int) -> Kernel:
         if options["sorting"] == "network":
+            # a network maps a block's mean to scores of all blocks, so it knows a fixed number of them
             sorting: SortingNetwork = MLPSorting(heads, dim // heads, -(-options["max_length"] // block), causal=causal)
         else:
             sorting = BilinearSorting(heads, dim // heads, causal=causal)

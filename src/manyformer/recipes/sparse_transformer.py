@@ -69,9 +69,11 @@ def sparse_transformer(
 
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     if position == "grid":
+        # row and column in a grid as wide as the stride: the two ways that "strided" attends along
         embed = grid_embedding(vocab, dim, -(-max_length // stride), stride, dropout=dropout)
     else:
         embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    # section 5.2: outputs of branches begin smaller by sqrt(2 depth), so that the stream does not grow with depth
     scale_residual_init(body, depth, std=init_std(dim))
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
@@ -92,6 +94,7 @@ def masks_by_layer(
         pairs: list[tuple[Mask, Mask]] = [strided_pattern(stride)]
     else:
         num_verses = 1
+        # heads that summarize different positions of a block see more of it together (section 4.3, multi-head)
         if pattern_use == "heads":
             num_verses = max(min(heads // 2, stride // summary), 1)
         pairs = [fixed_pattern(stride, summary, part_index=verse) for verse in range(num_verses)]
