@@ -13,7 +13,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.families import PAD_ID, ModelFamily, TensorRule, family_of_type, model_types
-from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, HFConfig, WeightFiles, is_adapter
+from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, AdaptedWeights, HFConfig, WeightFiles, is_adapter
 from manyformer.interop.text_settings import TextSettings, read_text_settings
 from manyformer.models import Model
 from manyformer.models.model_files import is_hugging_face, replacement_folder, warn_non_finite
@@ -102,8 +102,6 @@ def _open_folder(folder: Path, base: Path | None = None) -> tuple[HFDescription,
     if base is None:
         weights = WeightFiles(folder)
     else:
-        from manyformer.interop.peft_adapters import AdaptedWeights
-
         weights = AdaptedWeights(base, folder)
     names = family.complete_names(weights.keys())
     keywords = family.read_keywords(config._replace(tensors=names))

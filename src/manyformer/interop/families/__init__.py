@@ -356,8 +356,7 @@ _FILES = {
     "encoder_decoders": ("t5", "mt5", "bart", "mbart", "marian", "pegasus"),
     "reformer": ("reformer",),
     "expert_decoders": ("mixtral", "deepseek_v3", "deepseek_v32", "gpt_oss"),
-    "mamba": ("mamba",),
-    "qwen3_next": ("qwen3_next",),
+    "recurrent_decoders": ("mamba", "qwen3_next"),
     "perceiver_family": ("perceiver",),
 }
 """The files of this package, each with the `model_type`s of its `FAMILIES`."""
