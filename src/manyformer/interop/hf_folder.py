@@ -99,7 +99,9 @@ class HFConfig(NamedTuple):
         value = self.content.get(name)
         if value is None and isinstance(default, str):
             return self.size(default)
+        # null stands for a missing field in many configs
         value = default if value is None else value
+        # not isinstance: true and false are numbers to Python
         if type(value) is not int or not 0 < value <= MAX_SIZE:
             raise self._error(name, value, f"a whole number from 1 to {MAX_SIZE:,}")
         return value
@@ -155,6 +157,7 @@ class HFConfig(NamedTuple):
     def labels(self) -> tuple[str, ...]:
         """The names of the classes by their numbers, two without names where the config lists none."""
         names = self.part("id2label").content or {"0": "LABEL_0", "1": "LABEL_1"}
+        # JSON has texts as keys
         labels = tuple(names.get(str(number)) for number in range(len(names)))
         if not all(isinstance(label, str) for label in labels):
             raise self._error("id2label", names, "a name for each number from 0 on")
@@ -255,6 +258,7 @@ def _read_index(file: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not all(type(name) is str for name in names.values()):
         raise DamagedFile(f"{file} is damaged: weight_map must give a file for each tensor")
     for name in names.values():
+        # an index from elsewhere must not name files outside of its folder
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise DamagedFile(f"{file} is damaged: {name!r:.80} is not the name of a safetensors file in its folder")
     return names

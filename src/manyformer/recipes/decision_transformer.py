@@ -92,9 +92,10 @@ def decision_transformer(
         has_offset=offset,
         dropout=dropout,
     )
-    head = (
-        BoundedActionHead(dim, actions, action_low, action_high) if continuous else ClassHead(dim, actions, bias=True)
-    )
+    if continuous:
+        head: BoundedActionHead | ClassHead = BoundedActionHead(dim, actions, action_low, action_high)
+    else:
+        head = ClassHead(dim, actions, bias=True)
     decodes_incrementally = True
     if body is None:
         if body_keywords:

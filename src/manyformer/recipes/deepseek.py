@@ -117,10 +117,9 @@ def deepseek(
         )
     # the temperature of YaRN acts on all channels, not on rotated ones alone
     score_scale = yarn_temperature(rope_factor) ** 2 * (head_dim + rotary_dim) ** -0.5
+    losses: list[SequenceBalanceLoss] = []
     if balance_weight:
-        losses = [SequenceBalanceLoss(balance_weight)]
-    else:
-        losses = []
+        losses.append(SequenceBalanceLoss(balance_weight))
 
     def feedforward(number: int) -> Layer:
         if number < dense_layers:

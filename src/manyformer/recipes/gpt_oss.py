@@ -76,10 +76,9 @@ def gpt_oss(
     if rope_factor > 1:
         scaling = YaRNRotaryScaling(rope_factor, original_length, ramp="unrounded-pairs")
     rotary = RotaryPosition(width, pairs="halves", base=rope_base, scaling=scaling)
+    losses: list[LoadBalanceLoss] = []
     if balance_weight:
-        losses = [LoadBalanceLoss(balance_weight)]
-    else:
-        losses = []
+        losses.append(LoadBalanceLoss(balance_weight))
 
     def layer(number: int, mask: Mask) -> dict[str, Layer]:
         attention = Attention(

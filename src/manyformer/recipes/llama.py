@@ -158,7 +158,9 @@ def llama(
 
     def make_position(number: int, *, sees_all: bool) -> Position:
         is_rotated = unrotated_every is None or (number + 1) % unrotated_every
-        position = (rotary if sees_all else window_rotary) if is_rotated else NoPosition()
+        position: Position = NoPosition()
+        if is_rotated:
+            position = rotary if sees_all else window_rotary
         before = [HeadNorm(width, eps=norm_eps)] if qk_norm else []
         after = [] if score_cap is None else [ScoreCap(score_cap)]
         if before or after:

@@ -107,10 +107,9 @@ def qwen3_next(
         raise UserError(f"rotated_dim ({rotated}) must be even and at most the width of a head ({width})")
     rotary = RotaryPosition(width, rotated=rotated, pairs="halves", base=rope_base)
     delta_sizes = RecurrentSizes(dim, delta_heads, delta_head_dim, delta_value_dim, delta_key_heads)
+    losses: list[LoadBalanceLoss] = []
     if balance_weight:
-        losses = [LoadBalanceLoss(balance_weight)]
-    else:
-        losses = []
+        losses.append(LoadBalanceLoss(balance_weight))
 
     def full_attention() -> Attention:
         return Attention(

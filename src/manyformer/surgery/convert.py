@@ -19,7 +19,6 @@ from manyformer.keyword_checks import check_names
 from manyformer.models import Model
 from manyformer.recipes.registry import SHARED_QK_DIM, build, get_recipe, task_of
 from manyformer.surgery.attention_transfer import (
-    LayerTransfer,
     TransferProgressFn,
     attention_pairs,
     transfer_attention,
@@ -31,6 +30,7 @@ from manyformer.surgery.conversion import (
     KeyHeadPooling,
     LayerGrowth,
     LayerSharing,
+    LayerTransfer,
     ModelPair,
     RecipeConversion,
     RecipeKeywords,

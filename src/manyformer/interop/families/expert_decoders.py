@@ -151,6 +151,7 @@ def _dense_layers(config: HFConfig) -> int:
     if kinds is None:
         return count
     depth = config.size("num_hidden_layers")
+    # the recipe has its dense layers first
     count = kinds.count("dense")
     if kinds != ["dense"] * count + ["sparse"] * (depth - count):
         raise UserError(f"{config.file}: mlp_layer_types must name dense and then sparse layers, {depth} of them")
