@@ -20,6 +20,7 @@ RecipeKeywords = dict[str, Any]
 
 OriginKind = Literal["copied", "derived", "new"]
 
+# layers have their numbers as names, such as body.3.attention
 _LAYER = re.compile(r"((?:encoder|decoder)\.)?body\.(\d+)\b")
 
 
@@ -81,6 +82,7 @@ class ModelPair:
             layers = _copied_layers(old_depth, depth, options.growth)
         else:
             layers = []
+        # init_from gives the tensors of a file beside a structure without memory
         tensors = source.state_dict() if tensors is None else tensors
         return cls(source, target, options, tensors, target.state_dict(), _modules(source), _modules(target), layers)
 
@@ -147,6 +149,7 @@ def _copied_layers(old_depth: int, depth: int, growth: LayerGrowth) -> list[int]
         raise UserError(
             f"depth ({depth}) of two overlapping copies must be even and at most {2 * old_depth}, twice the model's"
         )
+    # the first half of the new layers from the bottom, the second half up to the top; they overlap in the middle
     return [*range(depth // 2), *range(old_depth - depth // 2, old_depth)]
 
 

@@ -186,12 +186,14 @@ def logit_difference(model: Model, new_model: Model) -> float | None:
     task = task_of(model)
     if task_of(new_model) is not task:
         return None
+    # such as images, whose size decides the length
     fixed_length = task.fixed_length(model)
     new_fixed_length = task.fixed_length(new_model)
     if fixed_length != new_fixed_length:
         return None
     limits = [limit for each in (model, new_model) if (limit := each.max_length) is not None]
     length = fixed_length or min([COMPARED_TOKENS, *limits])
+    # a generator of its own: a conversion does not change what the program draws later
     tokens = torch.randint(task.token_ids(model), (2, length), generator=torch.Generator().manual_seed(0))
     outputs = []
     for each in (model, new_model):
@@ -259,4 +261,5 @@ def transfer_batches(model: Model, path: str | Path) -> Iterator[Iterator[Batch]
         assert batches is not None
         if not len(batches):
             raise UserError(f"{path} holds less text than one row of {data.length} tokens")
+        # an iterator of the batches would end; this one begins again, in the same order
         yield itertools.chain.from_iterable(itertools.repeat(batches))

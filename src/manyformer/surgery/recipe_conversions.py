@@ -73,6 +73,7 @@ def memorize(
         raise UserError(f"layer ({layer}) must be {old_keywords['layer']}, the layer that has the model's memory")
     parameter = next(model.parameters())
     memorizing = build(MEMORIZING_RECIPE, **keywords).to(device=parameter.device, dtype=parameter.dtype)
+    # not strict: the weights of the gate are new
     load_result = memorizing.load_state_dict(model.state_dict(), strict=False)
     if has_memory:
         new_weights = set()
