@@ -171,6 +171,7 @@ def _wrap_base(
         raise UserError(
             f"base_keywords.{misplaced[0]} ({keywords[misplaced[0]]}) must be given as the keyword {misplaced[0]}"
         )
+    # a keyword of the data that the base recipe does not have, such as max_length with sinusoids, is not for it
     model = build(
         base_recipe,
         **keywords,

@@ -52,6 +52,7 @@ def lightning(
         features = ScaledFeatures(activation=F.silu)
         kernel = LinearKernel(features, Causal(), rule=DecayRule(decay, value_activation=F.silu))
         gate = HeadProjection(dim, heads, sizes.value_dim)
+        # one group: the norm compares heads, of which those with slow decays sum over more tokens
         stage = GatedNormStage(HeadGroupNorm(heads, sizes.value_dim, 1, eps=1e-6), gate, torch.sigmoid)
         attention = Attention(
             dim, heads, kernel, output_stage=stage, bias=False, head_dim=sizes.head_dim, value_dim=sizes.value_dim

@@ -44,6 +44,7 @@ def linear_transformer(
         if update_rule == "delta":
             # a value is replaced at its key alone if features hardly overlap, as the sparse ones of DPFP
             return LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule())
+        # y_i = phi(q_i)^T S_i / phi(q_i)^T z_i with sums S and z over the past (section 3.4)
         return LinearKernel(EluPlusOneFeatures(), Causal())
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)

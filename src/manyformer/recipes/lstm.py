@@ -60,5 +60,6 @@ def lstm_policy(
     """
     space = parse_observations(observations)
     embed = ObservationEmbedding(space, dim, actions=actions, continuous=continuous, previous_inputs=previous_inputs)
+    # bare layers: gradients pass through the memory cells alone, as in recurrent policies before attention
     body = Chain(**{str(number): LSTM(dim) for number in range(depth)})
     return PolicyModel(embed, body, actions, continuous=continuous)

@@ -50,6 +50,7 @@ def mamba_2(
     value_dim = inner // heads
 
     def layer(number: int) -> dict[str, Layer]:
+        # h_t = exp(A dt_t) h_(t-1) + dt_t B_t x_t^T and y_t = C_t h_t + D x_t: B are keys, C queries, x values
         rule = StateSpaceRule(heads, HeadProjection(dim, heads, 1))
         norm = HeadGroupNorm(heads, value_dim, groups)
         gate = HeadProjection(dim, heads, value_dim)

@@ -84,6 +84,7 @@ def mixtral(
             position=rotary,
             bias=False,
         )
+        # the softmax is over the chosen experts, which is the same as renormalizing that over all
         router = SoftmaxRouter(dim, num_experts, experts_per_token)
         experts = GatedExperts(num_experts, dim, ff_width)
         return {"attention": attention, "ff": MixtureOfExperts(router, experts, losses=losses)}

@@ -42,6 +42,7 @@ def retnet(
     `ff_dim` is 2 dim unless given. Angles are those of rotary positions, and norms before branches RMSNorm; the
     released code also divides decays and scores by sums that its norm of each head cancels."""
     sizes = RecurrentSizes.of(dim, heads, None)
+    # S_n = gamma S_(n-1) + k_n^T v_n with twice as many columns as rows (section 2.1)
     value_dim = 2 * sizes.value_dim
     position = RotaryPosition(sizes.head_dim)
 

@@ -67,6 +67,7 @@ def rfa(
 
     def make_kernel(number: int) -> LinearKernel:
         feature_class = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures
+        # gaussian: sines and cosines of random projections, whose products estimate a Gaussian of the distance
         feature_map = feature_class(dim // heads, features, heads=heads, redraw=redraw)
         return LinearKernel(
             feature_map,

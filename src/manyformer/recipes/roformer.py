@@ -30,6 +30,7 @@ def roformer(
     Sections 3.2 and 4.2; the rotated pairs are neighbouring channels, as in the paper and the released models. Not
     included is what `bert` does not include either. The causal form, a language model, is `compose` with
     `position="rope"`."""
+    # angles have no weights, so that one module serves all layers
     rotary = RotaryPosition(dim // heads)
 
     def attention(number: int) -> Layer:

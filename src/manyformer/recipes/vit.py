@@ -75,6 +75,7 @@ def vit(
     the class token, which is one head that reads both. Raises UserError for such a token with another `pool`."""
     if distillation_token != "none" and pool != "first":
         raise UserError(f"distillation_token ({distillation_token}) stands beside a class token: set pool to first")
+    # learned tokens in front of the patches: the class token, and DeiT's that learns from a teacher
     leading = 0
     if distillation_token != "none":
         leading = 2
