@@ -60,7 +60,7 @@ def mlstm(
     def layer(number: int) -> dict[str, Layer]:
         # one number for each head and token, as both gates scale the whole matrix of a head's memory
         gates = GateProjections(input=HeadProjection(dim, heads, 1), forget=HeadProjection(dim, heads, 1))
-        # C_t = f_t C_(t-1) + i_t v_t k_t^T with exponential input gates i_t, and a sum of keys that divides what is read
+        # C_t = f_t C_(t-1) + i_t v_t k_t^T with exponential input gates i_t; a sum of keys divides what is read
         rule = MatrixLSTMRule(heads, gates, gate_cap=gate_cap)
         kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
         # a group for each head, whose memory has a scale of its own
