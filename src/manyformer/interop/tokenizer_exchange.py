@@ -280,10 +280,7 @@ def _read_vocabulary(file: Path, names: Mapping[str, str]) -> list[str]:
     if not file.exists():
         raise UserError(f"{file} is missing, which has the token ids of source.spm and target.spm")
     content = read_json(file, "a vocabulary", max_bytes=MAX_TOKENIZER_BYTES)
-    if isinstance(content, dict):
-        ids = list(content.values())
-    else:
-        ids = []
+    ids = list(content.values()) if isinstance(content, dict) else []
     if not ids or any(type(token) is not int for token in ids) or sorted(ids) != list(range(len(ids))):
         raise DamagedFile(f"{file} is damaged: it must give each piece an id, from 0 on")
     vocabulary = sorted(content, key=content.__getitem__)

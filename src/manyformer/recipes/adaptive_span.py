@@ -79,6 +79,7 @@ def adaptive_span(
         return SegmentMemorySource(memory_length, dim, reach=spans)
 
     def layer(number: int) -> dict[str, Layer]:
+        # spans belong to a layer: its kernel ramps by them, and its cache is cut by them
         spans = make_spans()
         kernel = AdaptiveSpanKernel(spans, span_loss=span_loss)
         attention = Attention(dim, heads, kernel, position=position, source=make_source(spans), bias=False)

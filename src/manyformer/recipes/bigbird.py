@@ -76,7 +76,7 @@ def bigbird(
     ] = None,
     **options: Unpack[BigBirdOptions],
 ) -> MaskedLM:
-    """BERT whose blocks attend to themselves, both neighbours, the first (global) block, and `random` other blocks.
+    """BERT whose blocks attend to themselves, both neighbors, the first (global) block, and `random` other blocks.
 
     Sections 2 and 3, internal global tokens (ITC). The paper's last block is global, too; here it is not, so that the
     length of a text does not change what is computed at its beginning. Random blocks are drawn once for each block,
@@ -213,7 +213,7 @@ def _attention(
 
 
 def bidirectional_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:
-    """The mask of an encoder: neighbouring blocks, the first block in both directions, and random blocks."""
+    """The mask of an encoder: neighboring blocks, the first block in both directions, and random blocks."""
     local_mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(FirstTokens(block) | WithRole())
     if random:
         # the first block is global already, so drawing it would waste a random block

@@ -40,6 +40,7 @@ def blockwise(
     short text output zeros."""
     if max_length % blocks:
         raise UserError(f"max_length ({max_length}) must be a multiple of blocks ({blocks})")
+    # one mask for all layers: which head looks how far is the same everywhere
     mask = shifted_blocks_mask(heads, max_length // blocks, blocks)
 
     def attention(number: int) -> Layer:

@@ -1,4 +1,4 @@
-"""The Decision Transformer: actions that follow from the return that is wanted."""
+"""The Decision Transformer: actions that follow from a return to reach."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -75,12 +75,13 @@ def decision_transformer(
     """Tokens of return, observation and action, with learned vectors of time steps and GPT-2 without positions.
 
     Section 3, with the released code's single norm after the embedding. Without `returns` and with a `window` of 1 it
-    is behaviour cloning from the latest observation. Any causal language model may give the `body`, without its
+    is behavior cloning from the latest observation. Any causal language model may give the `body`, without its
     embedding, positions that are added to that, and its output."""
     if return_scale <= 0:
         raise UserError(f"return_scale ({return_scale}) must be above 0")
     if not continuous and (action_low is not None or action_high is not None):
         raise UserError("action_low and action_high are for continuous actions; these are discrete")
+    # of the data, so that a run of another environment standardizes by its own
     statistics = observation_statistics(observations, observation_mean, observation_std)
     embed = TrajectoryEmbedding(
         statistics,

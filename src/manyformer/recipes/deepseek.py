@@ -170,6 +170,7 @@ def deepseek(
             norm_eps=LATENT_EPS,
             indexer=make_indexer(),
         )
+        # what a token caches is its latent and one rotated key for all heads: latent_dim + rotary_dim numbers
         return {"attention": attention, "ff": feedforward(number)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

@@ -177,6 +177,7 @@ def _wrap_base(
         **keywords,
         **{name: value for name, value in data_keywords.items() if name in parameters and value},
     )
+    # the class is known only now: any recipe may be the base
     wrapped = with_early_exit(model, config)
     if not isinstance(wrapped, model_class):
         raise UserError(f"{base_recipe} is not {expected}")

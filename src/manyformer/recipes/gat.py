@@ -1,4 +1,4 @@
-"""The graph attention network: each node attends to its neighbours with additive scores."""
+"""The graph attention network: each node attends to its neighbors with additive scores."""
 
 from typing import Annotated, Literal
 
@@ -45,7 +45,7 @@ def gat(
     ] = "additive",
     dropout: float = 0.6,
 ) -> NodeClassifier:
-    """Layers of additive attention among neighbours and the node itself, with ELU between them and no residual sums.
+    """Layers of additive attention among neighbors and the node itself, with ELU between them and no residual sums.
 
     Sections 2.1 and 3.3: the transductive model of two layers. `dropout` is that of the inputs of each layer, of the
     attention weights and, as in the released code, of the values. `scores="dynamic"` is GATv2 (Brody et al. 2022,

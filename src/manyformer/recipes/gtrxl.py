@@ -74,6 +74,7 @@ def gtrxl(
     biases = TransformerXLBiases(heads, dim // heads)
 
     def branch(inner: Layer) -> Residual:
+        # with a large bias a gate begins near the identity: the policy can react before memory is learned (section 3.2)
         join = make_join(gate, dim, gate_bias=gate_bias)
         if norm_order == "post":
             return Residual(inner, join=join, post_norm=norm())

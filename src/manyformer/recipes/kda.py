@@ -39,6 +39,7 @@ def kda(
     Decay and output gate are products of two matrices with `head_dim` channels between them, the gate a sigmoid.
     `head_dim` is also the width of values."""
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+    # what decays and gates cost is then small beside queries, keys and values
     rank = sizes.head_dim
 
     def layer(number: int) -> dict[str, Layer]:

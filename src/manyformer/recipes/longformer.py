@@ -118,6 +118,7 @@ def longformer_lm(
     "transformer-xl", as in the paper: its scores are products of each query with a vector for each distance."""
     if dilated_heads is not None and dilated_heads > heads:
         raise UserError(f"dilated_heads ({dilated_heads}) must be at most heads ({heads})")
+    # low layers collect local detail and high ones combine it: the paper's ablation (table 4)
     window_of_layer = growing_windows(depth, window, window if top_window is None else top_window)
     std = init_std(dim)
 

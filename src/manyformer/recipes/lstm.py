@@ -29,6 +29,7 @@ def lstm_lm(vocab: int = 256, dim: int = 512, depth: int = 2, dropout: float = 0
 
     As in `transformer-lm`, each layer is a residual branch behind a layer norm, which the first recurrent language
     models did not have. There are no positions."""
+    # no positions: the order of tokens is that in which the cells read them
     embed = TokenEmbedding(vocab, dim, std=init_std(dim), dropout=dropout)
     return language_model(embed, depth, lambda number: {"mixer": LSTM(dim)}, dropout=dropout)
 

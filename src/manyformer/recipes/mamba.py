@@ -45,6 +45,7 @@ def mamba(
 
     def layer(number: int) -> dict[str, Layer]:
         if step_rank is None:
+            # the paper's dim / 16: the step of each channel is a product of two narrow matrices
             rank = default_rank(dim)
         else:
             rank = step_rank

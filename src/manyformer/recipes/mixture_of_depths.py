@@ -64,4 +64,5 @@ def mixture_of_depths(
         return MixtureOfDepths(block, dim, share=share, routing=routing)
 
     embed = TokenEmbedding(vocab, dim, std=init_std(dim), dropout=dropout)
+    # full and routed layers in turn, which the paper finds better than routing in every layer
     return language_model(embed, depth, [layer, routed_layer], dropout=dropout, norm_order=norm_order)

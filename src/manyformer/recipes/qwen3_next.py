@@ -106,6 +106,7 @@ def qwen3_next(
     if rotated % 2 or rotated > width:
         raise UserError(f"rotated_dim ({rotated}) must be even and at most the width of a head ({width})")
     rotary = RotaryPosition(width, rotated=rotated, pairs="halves", base=rope_base)
+    # value heads share the keys of a group, as in grouped attention
     delta_sizes = RecurrentSizes(dim, delta_heads, delta_head_dim, delta_value_dim, delta_key_heads)
     losses: list[LoadBalanceLoss] = []
     if balance_weight:

@@ -138,6 +138,7 @@ def _model(
         raise UserError(f"routing_layers ({routing_layers}) must be at most depth ({depth})")
     check_heads(dim, heads)
     head_dim = dim // heads
+    # local heads alone: clusters compare content, and rotations would move it
     rotary = RotaryPosition(head_dim)
 
     def local_attention(local_heads: int) -> Layer:

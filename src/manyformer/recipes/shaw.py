@@ -50,12 +50,14 @@ def shaw(
         return Attention(dim, heads, SoftmaxKernel(), position=position)
 
     def decoder_attention(number: int) -> Layer:
+        # a causal layer has no later keys, so its table holds half of the distances
         position = ShawPosition(dim // heads, max_relative_distance, heads=table_heads, direction="past")
         return Attention(dim, heads, SoftmaxKernel(Causal()), position=position)
 
     sizes = (vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
     return encoder_decoder(
         *sizes,
+        # what would be added to embeddings: nothing, as the paper found sinusoids to add nothing
         make_position=NoPosition,
         make_encoder_attention=encoder_attention,
         make_decoder_attention=decoder_attention,

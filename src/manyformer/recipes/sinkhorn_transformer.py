@@ -163,6 +163,7 @@ def _layers(
         )
         if options["mix_with"] == "none":
             return sinkhorn
+        # two kernels on the same queries, keys and values: their outputs are added (section 3.5)
         return SumKernel(sinkhorn, SoftmaxKernel(mask))
 
     return attention_layers(dim, heads, ff_dim, kernel)

@@ -59,6 +59,7 @@ def sparse_transformer(
     or alternate by head. With `position="grid"` each position has the sum of two learned vectors as in the paper, which
     is then the published 95 M parameters, by default one of its own; the paper's gradient checkpointing and half
     precision are settings of the run."""
+    # union of both sets in each head, one set in each layer, or one in each head
     mask_of_layer = masks_by_layer(pattern, pattern_use, stride, summary, heads)
 
     def layer(number: int) -> dict[str, Layer]:

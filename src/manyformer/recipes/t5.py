@@ -101,6 +101,7 @@ def t5(
         layers = (decoder_depth or depth) if is_decoder else depth
         return stack(layers, layer, order="pre", norm=partial(RMSNorm, dim, eps=norm_eps), dropout=dropout)
 
+    # encoder first: the order in which weights are drawn
     encoder = side("both")
     decoder = side("past")
     for part in (encoder, decoder):

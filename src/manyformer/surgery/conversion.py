@@ -168,18 +168,18 @@ class TransformedModel(NamedTuple):
 class RecipeConversion:
     """How models of a recipe become models of another one.
 
-    `keywords` makes keywords of the target from those of the source and those that were asked for; by default equal
+    `keywords` makes keywords of the target from those of the source and those that were requested; by default equal
     names are equal. `rules` derive tensors that equal names do not explain. Tensors whose names match a key of `new`
     begin with their initial values, those of `left_behind` are dropped, for the reason that is the value. `transform`
     takes the place of all this for a conversion that is more than names: it gets the model and the keywords that were
-    asked for. `warnings` gets the keywords before and after.
+    requested. `warnings` gets the keywords before and after.
     """
 
     source: str
     target: str
     paper: str
     finding: str
-    keywords: Callable[[RecipeKeywords, RecipeKeywords], RecipeKeywords] = lambda source, asked: {}
+    keywords: Callable[[RecipeKeywords, RecipeKeywords], RecipeKeywords] = lambda source, requested: {}
     rules: Sequence[WeightRule] = ()
     new: Mapping[str, str] = field(default_factory=dict)
     left_behind: Mapping[str, str] = field(default_factory=dict)

@@ -132,7 +132,7 @@ def _transfer(
 def _report(
     model: Model, filled: _FilledModel, conversion: RecipeConversion | None, swapped: str | None
 ) -> ConversionReport:
-    """What became of a model; `swapped` is the kernel that was asked for."""
+    """What became of a model; `swapped` is the kernel that was requested."""
     spec = model.spec
     new_spec = filled.model.spec
     warnings = list[str]()
@@ -204,13 +204,13 @@ def logit_difference(model: Model, new_model: Model) -> float | None:
     return None
 
 
-def _build_target(model: Model, target: str, asked: RecipeKeywords, conversion: RecipeConversion | None) -> Model:
+def _build_target(model: Model, target: str, requested: RecipeKeywords, conversion: RecipeConversion | None) -> Model:
     """A new model of the target recipe, on the device and of the dtype of `model`."""
     recipe = get_recipe(target)
     saved = model.spec.keywords
     valid_names = recipe.signature.parameters
-    check_names(target, asked, valid_names)
-    chosen = asked | ({} if conversion is None else conversion.keywords(saved, asked))
+    check_names(target, requested, valid_names)
+    chosen = requested | ({} if conversion is None else conversion.keywords(saved, requested))
     defaults = get_recipe(model.spec.recipe).signature.parameters
     for name, value in saved.items():
         if name not in valid_names and value != defaults[name].default:

@@ -77,9 +77,9 @@ def _gpt_oss_layer(hf: str, ours: str, number: int, keywords: Mapping[str, Any])
     yield from attention_rules(f"{hf}.self_attn", attention, keywords, biases="all")
     yield same(f"{hf}.self_attn.sinks", f"{attention}.kernel.sinks")
     yield from each_parameter(f"{hf}.mlp.router", f"{ours}.ff.inner.router.proj")
-    for their_end, our_end in (("", "weight"), ("_bias", "bias")):
-        pair = [f"{experts}.{part}.{our_end}" for part in ("gate", "up")]
-        yield interleaved(f"{hf}.mlp.experts.gate_up_proj{their_end}", pair)
+    for hf_end, end in (("", "weight"), ("_bias", "bias")):
+        pair = [f"{experts}.{part}.{end}" for part in ("gate", "up")]
+        yield interleaved(f"{hf}.mlp.experts.gate_up_proj{hf_end}", pair)
     yield transposed(f"{hf}.mlp.experts.down_proj", f"{experts}.down.weight")
     yield same(f"{hf}.mlp.experts.down_proj_bias", f"{experts}.down.bias")
 

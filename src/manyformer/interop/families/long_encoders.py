@@ -46,9 +46,7 @@ def _longformer_window(config: HFConfig) -> int:
     """The window on each side of a token; the config has windows of both sides, one for each layer."""
     widths = config.content.get("attention_window", 512)
     depth = config.size("num_hidden_layers", 12)
-    if isinstance(widths, list):
-        widths = widths
-    else:
+    if not isinstance(widths, list):
         widths = [widths] * depth
     if len(widths) != depth or any(type(width) is not int or width < 2 or width % 2 for width in widths):
         raise UserError(f"{config.file}: attention_window ({widths!r:.60}) must be an even number for each layer")
