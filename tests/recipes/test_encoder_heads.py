@@ -1,6 +1,7 @@
 """One trunk with the head of each task: every recipe of masked language modelling, one from outside included."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,13 +10,14 @@ import manyformer as mf
 from manyformer.check.tiny_models import build_tiny
 from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.errors import UserError
+from manyformer.files.json_records import DamagedFile
 from manyformer.kernels import SoftmaxKernel
-from manyformer.models import EncoderModel, MaskedLM, SpanReader, Tagger, TextClassifier, TokenEmbedding
+from manyformer.models import EncoderModel, MaskedLM, ModelSpec, SpanReader, Tagger, TextClassifier, TokenEmbedding
 from manyformer.models.embedding import positions_of
 from manyformer.models.encoder_model import first_token
 from manyformer.recipes import RECIPES, all_recipes, recipe
 from manyformer.recipes.baselines import attention_layers, masked_lm
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.registry import recipe_of_spec, task_of
 from manyformer.tasks import Inputs
 from manyformer.tasks.encoder_task import ENCODER_HEADS
 from manyformer.tasks.masked_language_modelling import MASKED_LM
@@ -97,6 +99,12 @@ def test_the_head_leaves_the_trunk_as_it_is() -> None:
     trunk = {name: value for name, value in masked.state_dict().items() if name.startswith(("embed.", "body."))}
     assert all(torch.equal(tagger.state_dict()[name], value) for name, value in trunk.items())
     assert tagger.state_dict().keys() - trunk.keys() == {"head.weight", "head.bias"}
+
+
+@pytest.mark.parametrize("head", [["masked-lm"], {"head": "masked-lm"}, 3])
+def test_a_saved_head_that_is_no_name_is_damage(head: object, tmp_path: Path) -> None:
+    with pytest.raises(DamagedFile, match="is damaged: head"):
+        recipe_of_spec(ModelSpec("bert", {"head": head}), tmp_path)
 
 
 def test_the_number_of_labels_must_fit_the_head() -> None:

@@ -163,8 +163,10 @@ def generation_fields(model: Model) -> dict[str, Any] | None:
         if model.tokenizer is not None:
             special = model.tokenizer
             unwritten = {special.pad, special.bos, *range(special.vocab, model.vocab)}
+            # a model may have more outputs than its tokenizer has tokens
             fields["suppress_tokens"] = sorted(unwritten - set(special.stop_ids))
     if "incremental_decoding" not in get_recipe(model.spec.recipe).card.promises:
+        # without the promise each token is generated from the whole text
         fields["use_cache"] = False
     return fields
 

@@ -141,6 +141,7 @@ def _converted(name: str, tensor: Tensor, dtype: str) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
     converted = tensor.to(DTYPES[dtype])
+    # a number that is not finite in the model already is the model's own
     if not converted.isfinite().all() and tensor.isfinite().all():
         raise UserError(f"{name} has numbers beyond those of {dtype}; bfloat16 holds them")
     return converted
@@ -157,6 +158,7 @@ def _native_parts(model: Model, kind: AutoClass, model_type: str | None) -> Expo
     config = {**family_config, SPEC_FIELD: spec_fields(model), **label_fields(model, kind)}
     own: dict[str, Tensor] = model.state_dict()
     tensors = {
+        # a copy, because safetensors refuses tensors that share memory
         name: tensor.contiguous().clone()
         for rule in family.tensor_rules(keywords)
         for name, tensor in zip(rule.hf, rule.to_hf([own[part] for part in rule.ours]), strict=True)
@@ -206,6 +208,7 @@ def _families_of(model: Model, model_type: str | None) -> list[ModelFamily]:
 
 def _first_config(families: Sequence[ModelFamily], keywords: Keywords) -> tuple[ModelFamily, Keywords]:
     """The first family that has a model with these keywords, and its config. Raises the error of the first if none."""
+    # the first family is the recipe's usual one, so its reason is the one to give
     errors = []
     for family in families:
         try:

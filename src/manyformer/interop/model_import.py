@@ -13,7 +13,7 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.files.tokenizer_files import TOKENIZER_FILES
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.families import PAD_ID, ModelFamily, TensorRule, family_of_type, model_types
-from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, HFConfig, WeightFiles, is_adapter
+from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, AdaptedWeights, HFConfig, WeightFiles, is_adapter
 from manyformer.interop.text_settings import TextSettings, read_text_settings
 from manyformer.models import Model
 from manyformer.models.model_files import is_hugging_face, replacement_folder, warn_non_finite
@@ -21,7 +21,7 @@ from manyformer.recipes.registry import Recipe, build, get_recipe, read_saved_re
 
 
 class ImportReport(NamedTuple):
-    """What became of a foreign model: the tensors that were read, and those left out with the reason for each.
+    """What became of an imported model: the tensors that were read, and those left out with the reason for each.
 
     `new` are the tensors of ours that no file has: those of the head of an encoder that has none."""
 
@@ -35,7 +35,7 @@ class ImportReport(NamedTuple):
 
 
 class ImportedModel(NamedTuple):
-    """A model with the weights of a foreign one, in evaluation mode, and what became of these."""
+    """A model with the weights of a Hugging Face model, in evaluation mode, and what became of these."""
 
     model: Model
     report: ImportReport
@@ -102,10 +102,9 @@ def _open_folder(folder: Path, base: Path | None = None) -> tuple[HFDescription,
     if base is None:
         weights = WeightFiles(folder)
     else:
-        from manyformer.interop.peft_adapters import AdaptedWeights
-
         weights = AdaptedWeights(base, folder)
     names = family.complete_names(weights.keys())
+    # some settings follow from which tensors there are, such as whether the output is tied
     keywords = family.read_keywords(config._replace(tensors=names))
     return HFDescription(config, family, names, keywords), weights
 
@@ -207,7 +206,9 @@ def _fill(
     filled: set[int] = set()
     for rule in (rule for rule in rules if rule.ours):
         targets = [expected[name] for name in rule.ours]
+        # by identity, because tied weights stand in the state dict under several names
         filled |= set(map(id, targets))
+        # what the stored tensors must look like, computed without memory by the way back
         shapes = rule.to_hf([torch.empty(target.shape, device="meta") for target in targets])
         sources = []
         for name, like in zip(rule.hf, shapes, strict=True):

@@ -104,6 +104,7 @@ class HFGeneration:
         notes = {}
         for name in ("suppress_tokens", "bad_words_ids", "forced_bos_token_id", "forced_eos_token_id", *REFUSED):
             file, value = self._value(name)
+            # what is never written anyway needs no note
             if value is None or (name == "suppress_tokens" and never.issuperset(self._ids(name))):
                 continue
             notes[f"{file.name}: {name} {value!r:.60}"] = "only padding and the start token are never written"
@@ -119,6 +120,7 @@ class HFGeneration:
         if not stop_ids:
             raise UserError(f"{self._folder / CONFIG}: eos_token_id must be a token id, because no token ends a text")
         start, bos, pad = (self._id(name) for name in ("decoder_start_token_id", "bos_token_id", "pad_token_id"))
+        # files of older models name the start token of texts alone
         start = bos if start is None else start
         if start is None:
             raise UserError(f"{self._folder / CONFIG}: decoder_start_token_id must be the token that texts begin with")

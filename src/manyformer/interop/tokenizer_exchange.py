@@ -251,6 +251,7 @@ def read_marian_tokenizers(models_of_pieces: Sequence[Path], names: Mapping[str,
 
 def _tokenizer_content(pieces: PieceModel, vocabulary: list[str], names: Mapping[str, str]) -> dict[str, Any]:
     """The content of the tokenizer.json of one language; codes such as >>fra<< name that of the target."""
+    # the vocabulary decides the ids, and the model of sentencepiece the scores
     scored = [(piece, pieces.scores.get(piece, ABSENT_SCORE)) for piece in vocabulary]
     inner = tokenizers.Tokenizer(models.Unigram(scored, vocabulary.index(names["unk"]), byte_fallback=False))
     spaces = [normalizers.Strip(left=False, right=True), normalizers.Replace(tokenizers.Regex(" {2,}"), SPACE)]
@@ -266,6 +267,7 @@ def _tokenizer_content(pieces: PieceModel, vocabulary: list[str], names: Mapping
         single=f"$A {eos}", pair=f"$A $B {eos}", special_tokens=[(eos, vocabulary.index(eos))]
     )
     inner.add_special_tokens([names[kind] for kind in MARIAN_SPECIAL_TOKENS])
+    # added tokens are found before the text is normalized, which would divide them
     codes = [piece for piece in vocabulary if piece.startswith(">>") and piece.endswith("<<")]
     inner.add_tokens([tokenizers.AddedToken(code, normalized=False) for code in codes])
     content: dict[str, Any] = json.loads(inner.to_str())
@@ -277,10 +279,7 @@ def _read_vocabulary(file: Path, names: Mapping[str, str]) -> list[str]:
     if not file.exists():
         raise UserError(f"{file} is missing, which has the token ids of source.spm and target.spm")
     content = read_json(file, "a vocabulary", max_bytes=MAX_TOKENIZER_BYTES)
-    if isinstance(content, dict):
-        ids = list(content.values())
-    else:
-        ids = []
+    ids = list(content.values()) if isinstance(content, dict) else []
     if not ids or any(type(token) is not int for token in ids) or sorted(ids) != list(range(len(ids))):
         raise DamagedFile(f"{file} is damaged: it must give each piece an id, from 0 on")
     vocabulary = sorted(content, key=content.__getitem__)

@@ -73,15 +73,18 @@ def adaptive_span(
         return span_class(heads, max_span, ramp=span_ramp, **share)
 
     def make_source(spans: AttentionSpans) -> KVSource:
+        # without segments a cache keeps what the longest span of the layer still reaches, and drops the rest
         if memory_length is None:
             return SpanCacheSource(spans)
         return SegmentMemorySource(memory_length, dim, reach=spans)
 
     def layer(number: int) -> dict[str, Layer]:
+        # spans belong to a layer: its kernel ramps by them, and its cache is cut by them
         spans = make_spans()
         kernel = AdaptiveSpanKernel(spans, span_loss=span_loss)
         attention = Attention(dim, heads, kernel, position=position, source=make_source(spans), bias=False)
         return {"attention": attention, "ff": FeedForward(dim, ff_dim)}
 
     embed = TokenEmbedding(vocab, dim, scale=dim**0.5, dropout=dropout)
+    # layers keep torch's initial matrices, as in the authors' code
     return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order, scaled_init=False)

@@ -34,5 +34,6 @@ def alibi(
     # it has no weights, so one module serves all layers
     position = AlibiPosition(heads)
     layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel(Causal()), position=position)
+    # nothing is added to token vectors
     embed = TokenEmbedding(vocab, dim, std=init_std(dim), dropout=dropout)
     return language_model(embed, depth, layer, dropout=dropout, norm_order=norm_order)

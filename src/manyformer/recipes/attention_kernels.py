@@ -113,6 +113,7 @@ def _t2r_kernel(sizes: AttentionSizes, mask: Mask) -> LinearKernel:
 
 
 def _hedgehog_kernel(sizes: AttentionSizes, mask: Mask) -> LinearKernel:
+    # features are learned, so queries and keys have their own, for as many heads as there are of each
     features, key_features = (HedgehogFeatures(sizes.head_dim, heads=n) for n in (sizes.heads, sizes.kv_heads))
     return LinearKernel(features, mask, key_features=key_features)
 
@@ -188,12 +189,14 @@ def _make_masked(name: str, mask: Mask, sizes: AttentionSizes) -> Kernel:
 KERNELS: dict[str, KernelMaker] = {
     **_with_mask(Causal()),
     "window": lambda s: SoftmaxKernel(causal_window(s.window, s.sinks)),
+    # the two sets of the Sparse Transformer in one head (section 4.3, "merged")
     "strided": lambda s: SoftmaxKernel(union(strided_pattern(s.block))),
     "fixed": lambda s: SoftmaxKernel(union(fixed_pattern(s.block, max(1, s.block // 4)))),
     "random-blocks": lambda s: SoftmaxKernel(causal_pattern(s.block, 2, -(-s.max_length // s.block), 0)),
     "moba": lambda s: MoBAKernel(s.block, 3),
     "delta": lambda s: LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule()),
     "rfa-gate": lambda s: LinearKernel(_fourier_features(s), Causal(), rule=GatedRule(), floor=RFA_FLOOR),
+    # the strict form: a language model must not see which chunk later tokens fall into
     "lsh": lambda s: LSHKernel(num_buckets=BUCKETS, chunk_length=s.block, num_hashes=4),
     "lolcats": lambda s: LolcatsKernel(s.head_dim, heads=s.heads, kv_heads=s.kv_heads, window=s.window),
 }
@@ -201,6 +204,7 @@ KERNELS: dict[str, KernelMaker] = {
 
 ENCODER_KERNELS: dict[str, KernelMaker] = {
     **_with_mask(AllKeys()),
+    # as many tokens as the causal window, half on each side
     "window": lambda s: SoftmaxKernel(Window(s.window // 2 + 1, lookahead=s.window // 2)),
     "linformer": _linformer_kernel,
     "lsh": lambda s: LSHKernel(
@@ -283,6 +287,7 @@ def make_attention(role: AttentionRole, kernel: str, sizes: AttentionSizes) -> L
     """The attention of an encoder-decoder in this role. Raises UserError, with the reason, if it cannot be."""
     if kernel in role.kernels:
         return Attention(sizes.dim, sizes.heads, role.kernels[kernel](sizes), source=role.make_source())
+    # layers with projections of their own are no kernels, and get mask and source themselves
     if kernel in ATTENTION_LAYERS and kernel not in role.refusals:
         return ATTENTION_LAYERS[kernel](sizes, role.mask, role.make_source())
     reason = role.refusals.get(kernel, f"known here: {', '.join(role.kernels)}")

@@ -50,6 +50,7 @@ def bahdanau(
     `context="fixed-vector"` is RNNencdec, the model that the paper compares with (section 4.2; Cho et al. 2014,
     arXiv:1406.1078): `dim` units in one direction of the encoder, whose last state the decoder reads at every step.
     `align_dim` is then without effect."""
+    # a sum over dim inputs then has the scale that 0.01 gives it at the paper's width
     std_scale = math.sqrt(1000 / dim)
 
     def embedding(size: int) -> TokenEmbedding:
@@ -59,6 +60,7 @@ def bahdanau(
     decoder: Layer
     if context == "attention":
         encoder = BidirectionalGRU(embedding_dim, dim)
+        # the annotation of a source token joins the states of both directions: 2 dim
         decoder = AttendingGRU(embedding_dim, dim, 2 * dim, align_dim=align_dim, out_dim=maxout, dropout=dropout)
     else:
         encoder = ForwardGRU(embedding_dim, dim)
@@ -78,6 +80,7 @@ def init_rnnsearch(module: nn.Module, *, std: float) -> None:
         elif module_name.startswith("score."):
             nn.init.normal_(weight, std=weight.shape[1] ** -0.5)
         elif module_name.endswith(("gates", "candidate")):
+            # the matrices of the gates stand one below the other, and each is orthogonal by itself
             for square in torch.split(weight.data, weight.shape[1]):
                 nn.init.orthogonal_(square)
         else:

@@ -99,15 +99,18 @@ def stack(
 
     makers = [layer] if callable(layer) else layer
     made = [complete(makers[number % len(makers)](number)) for number in range(depth)]
+    # the same modules under the numbers of all places: state dicts list them in each, checkpoints once
     layers = {str(number): part for number, part in enumerate(made * loops)}
     if streams == "reversible":
         body: dict[str, Layer] = {"layers": ReversibleStack(**layers)}
     else:
         body = layers
+    # pre-norm leaves the stream itself unnormalized
     if order != "post":
         body["norm"] = Pointwise(norm())
     chain = Chain(**body)
     if std is not None:
+        # a branch of a looped layer is added once in each loop
         scale_residual_init(chain, depth * loops, std=std)
     return chain
 
@@ -146,6 +149,7 @@ def scale_residual_init(body: nn.Module, depth: int, *, std: float) -> None:
     Radford et al. 2019, section 2.3: the sum of 2 x depth branches then starts at the scale of one."""
     for name, module in body.named_modules():
         if isinstance(module, nn.Linear | ExpertLinear):
+            # what is written to the stream: the last matrix of attention and of a feed-forward layer
             is_branch_output = name.endswith((".out_proj", ".down"))
             nn.init.normal_(module.weight, std=std / (2 * depth) ** 0.5 if is_branch_output else std)
             if module.bias is not None:
@@ -160,6 +164,7 @@ AddedPosition = Annotated[
 
 def sinusoidal_embedding(vocab: int, dim: int, *, dropout: float) -> TokenEmbedding:
     """A token embedding with sinusoidal positions, which allow any length."""
+    # section 3.4 of the Transformer: token vectors are multiplied by sqrt(dim), which gives them the scale of sinusoids
     return TokenEmbedding(vocab, dim, position=SinusoidalPosition(dim), scale=dim**0.5, dropout=dropout)
 
 
@@ -191,6 +196,7 @@ def axial_embedding(vocab: int, dim: int, max_length: int, *, dropout: float) ->
     Half of the channels are a learned vector of the row, half one of the column (Kitaev et al. 2020, released code).
     Raises UserError for a prime `max_length`, or an odd width.
     """
+    # the largest divisor up to the root: the most square grid has the fewest vectors
     rows = next(size for size in range(math.isqrt(max_length), 0, -1) if max_length % size == 0)
     if rows == 1 or dim % 2:
         raise UserError(
@@ -394,6 +400,7 @@ def encoder_decoder(
         position = SinusoidalPosition(dim) if make_position is None else make_position()
         return TokenEmbedding(size, dim, position=position, scale=dim**0.5, dropout=dropout)
 
+    # one vocabulary for both sides: one embedding, whose matrix is that of the output too (section 3.4)
     if embeddings is None:
         embed = embedding(vocab)
         embeddings = embed if source_vocab is None else embedding(source_vocab), embed

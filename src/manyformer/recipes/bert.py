@@ -95,6 +95,7 @@ def masked_encoder(
     types = None
     if sentence_types is not None:
         types = SentenceTypePosition(dim, sentence_types, std=std)
+    # tokens, positions and sentences are summed, then normalized
     embed = TokenEmbedding(vocab, dim, position=position, types=types, std=std, norm=norm(), dropout=dropout)
     make_attention = make_attention or (lambda number: Attention(dim, heads, SoftmaxKernel()))
     return masked_lm(

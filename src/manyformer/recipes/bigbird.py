@@ -76,7 +76,7 @@ def bigbird(
     ] = None,
     **options: Unpack[BigBirdOptions],
 ) -> MaskedLM:
-    """BERT whose blocks attend to themselves, both neighbours, the first (global) block, and `random` other blocks.
+    """BERT whose blocks attend to themselves, both neighbors, the first (global) block, and `random` other blocks.
 
     Sections 2 and 3, internal global tokens (ITC). The paper's last block is global, too; here it is not, so that the
     length of a text does not change what is computed at its beginning. Random blocks are drawn once for each block,
@@ -167,6 +167,7 @@ def bigbird_seq2seq(
     """`transformer` with learned positions whose encoder is that of `bigbird`, section 4.1 and appendix E.5."""
     attention = _attention(bidirectional_pattern, dim, heads, options)
     sizes = (vocab, source_vocab, dim, depth, heads, ff_dim, options["dropout"], norm_order)
+    # token vectors are scaled to unit variance here, other than in BERT, so positions begin at that scale too
     make_position = partial(LearnedPosition, dim, options["max_length"], std=1.0)
     return encoder_decoder(*sizes, make_position=make_position, make_encoder_attention=attention)
 
@@ -207,13 +208,15 @@ def _attention(
     block = options["block"]
     random = options["random"] or 0
     num_blocks = _count_blocks(options["max_length"], block)
+    # the layer's number is the seed: blocks that one layer does not connect, another one does
     return lambda number: Attention(dim, heads, make_kernel(pattern(block, random, num_blocks, number)))
 
 
 def bidirectional_pattern(block: int, random: int, num_blocks: int, seed: int) -> Mask:
-    """The mask of an encoder: neighbouring blocks, the first block in both directions, and random blocks."""
+    """The mask of an encoder: neighboring blocks, the first block in both directions, and random blocks."""
     local_mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(FirstTokens(block) | WithRole())
     if random:
+        # the first block is global already, so drawing it would waste a random block
         return local_mask | RandomBlocks(block, random, num_blocks, seed=seed, skip_first=1)
     return local_mask
 

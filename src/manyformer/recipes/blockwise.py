@@ -40,6 +40,7 @@ def blockwise(
     short text output zeros."""
     if max_length % blocks:
         raise UserError(f"max_length ({max_length}) must be a multiple of blocks ({blocks})")
+    # one mask for all layers: which head looks how far is the same everywhere
     mask = shifted_blocks_mask(heads, max_length // blocks, blocks)
 
     def attention(number: int) -> Layer:
@@ -50,6 +51,7 @@ def blockwise(
 
 def shifted_blocks_mask(heads: int, size: int, blocks: int) -> Mask:
     """The mask whose last heads, a sixth for each distance (at least one), attend that many blocks further on."""
+    # of 12 heads the paper gives 2 to each distance, whatever the number of blocks
     heads_per_distance = max(heads // 6, 1)
     if heads_per_distance * (blocks - 1) > heads:
         raise UserError(f"heads ({heads}) are too few for {blocks} blocks: every distance needs at least one head")

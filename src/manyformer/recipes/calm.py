@@ -50,6 +50,7 @@ def calm(
     second stage that starts from a run of the first (`init_from`): everything else is frozen, and a unit learns at
     which layers the last layer would predict the same token. The threshold, 0.9 unless given, decays along `horizon`
     tokens, the longest output, by `threshold_decay`; null keeps it constant. `manyformer calibrate` certifies one."""
+    # exits are the decoder's: the encoder runs once, for all tokens of the output
     model = encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
     config = EarlyExitConfig(
         rule=confidence,

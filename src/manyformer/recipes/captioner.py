@@ -42,6 +42,7 @@ def captioner(
     norm = partial(nn.LayerNorm, dim, eps=1e-6)
     std = init_std(dim)
 
+    # no token stands before the patches: captions attend to all of them, and nothing is pooled
     position = patch_positions(positions, shape, patch, dim, 0)
     embed_source = PatchEmbedding(shape, patch, dim, position=position, dropout=dropout)
     embed_target = sinusoidal_embedding(vocab, dim, dropout=dropout)

@@ -50,6 +50,7 @@ def clip(
     token for images, and for texts a causal encoder of which the last token is taken."""
     check_heads(dim, heads)
     image = (height, width, channels)
+    # widths are equal here; the paper's towers differ, and meet in the shared space alone
     embed = part_embedding(dim, vocab=vocab, image=image, patch=patch, mels=mels, halvings=halvings, dropout=dropout)
     layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
     make_tower = partial(

@@ -53,6 +53,7 @@ def collaborative(
 
     def layer(number: int) -> dict[str, Layer]:
         return {
+            # one W_Q and W_K of the shared width for all heads, each of which weighs its dimensions
             "attention": CollaborativeAttention(dim, heads, Causal(), shared=width),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU(gelu_approximate)),
         }

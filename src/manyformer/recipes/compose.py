@@ -180,6 +180,7 @@ def compose(
         raise UserError(f"kernel {kernel} does not support position {position}, which changes the scores of softmax")
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, length_scale)
     make_position = POSITIONS[position](sizes)
+    # one is made to ask it where it acts; it is used where positions are added to the embedding
     first_position = make_position()
     in_attention = bool(first_position.required_seams() - {"embed"})
     if "N" in pattern and not in_attention and position not in KERNEL_POSITIONS:
@@ -200,6 +201,7 @@ def compose(
     attention_makers: dict[str, Callable[[], Attention]] = {
         "K": partial(make_attention, kernel),
         "F": partial(make_attention, "softmax"),
+        # as in models that leave rotations out in full layers (NoPE)
         "N": lambda: Attention(dim, heads, KERNELS["softmax"](sizes), kv_heads=kv_heads),
         "D": lambda: gated_delta_attention(RecurrentSizes.of(dim, heads, None)),
     }
@@ -289,6 +291,7 @@ def compose_images(
     "fourier" is FNet's, "tokens" MLP-Mixer's, "gate" gMLP's, "dense" and "random" are Synthesizers; "linformer" has
     `projected_length`. All have the same feed-forward layers, which gMLP itself does not have."""
     shape = (height, width, channels)
+    # mixers with weights for positions count the class token too
     tokens = count_patches(shape, patch) + (1 if pool == "first" else 0)
     sizes = ImageComposeSizes(dim, heads, tokens, projected_length)
     make_mixer = MIXERS[mixer](sizes)

@@ -95,10 +95,12 @@ def compressive_transformer(
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
         return CompressiveAttention(
+            # the inner attention has no cache of its own: both memories stand in front of the segment
             make_attention(SoftmaxKernel(Causal()), PrefixSource()),
             COMPRESSIONS[compression](dim, rate),
             memory_length=memory_length,
             compressed_length=compressed_length,
+            # compressions with weights learn from a loss of their own, whose gradient does not reach the model
             teacher=None if make_loss is None else make_loss(dim, rate),
             block=block,
         )

@@ -135,9 +135,11 @@ def conformer_layer(
             position = NoPosition()
         branch = partial(_branch, dim, dropout)
         return Chain(
+            # two feed-forward layers of half a step each, around the others, as in Macaron-Net (section 2.4)
             first_ff=branch(FeedForward(dim, ff_dim, activation=nn.SiLU()), scale=0.5),
             attention=branch(Attention(dim, heads, SoftmaxKernel(mask), position=position)),
             convolution=branch(ConvolutionModule(dim, kernel_size, causal=causal, norm=norm)),
+            # the norm that ends each layer: the stack needs none of its own
             second_ff=branch(FeedForward(dim, ff_dim, activation=nn.SiLU()), scale=0.5, post_norm=nn.LayerNorm(dim)),
         )
 

@@ -1,4 +1,4 @@
-"""The Decision Transformer: actions that follow from the return that is wanted."""
+"""The Decision Transformer: actions that follow from a return to reach."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -75,12 +75,13 @@ def decision_transformer(
     """Tokens of return, observation and action, with learned vectors of time steps and GPT-2 without positions.
 
     Section 3, with the released code's single norm after the embedding. Without `returns` and with a `window` of 1 it
-    is behaviour cloning from the latest observation. Any causal language model may give the `body`, without its
+    is behavior cloning from the latest observation. Any causal language model may give the `body`, without its
     embedding, positions that are added to that, and its output."""
     if return_scale <= 0:
         raise UserError(f"return_scale ({return_scale}) must be above 0")
     if not continuous and (action_low is not None or action_high is not None):
         raise UserError("action_low and action_high are for continuous actions; these are discrete")
+    # of the data, so that a run of another environment standardizes by its own
     statistics = observation_statistics(observations, observation_mean, observation_std)
     embed = TrajectoryEmbedding(
         statistics,
@@ -92,9 +93,10 @@ def decision_transformer(
         has_offset=offset,
         dropout=dropout,
     )
-    head = (
-        BoundedActionHead(dim, actions, action_low, action_high) if continuous else ClassHead(dim, actions, bias=True)
-    )
+    if continuous:
+        head: BoundedActionHead | ClassHead = BoundedActionHead(dim, actions, action_low, action_high)
+    else:
+        head = ClassHead(dim, actions, bias=True)
     decodes_incrementally = True
     if body is None:
         if body_keywords:
@@ -102,6 +104,7 @@ def decision_transformer(
         layers = _gpt2_layers(dim, depth, heads, ff_dim, dropout)
     else:
         sizes = {"dim": dim, "depth": depth, "heads": heads, "ff_dim": ff_dim, "dropout": dropout}
+        # positions are time steps in the embedding: a body limited in length must hold the tokens of a window
         sizes["max_length"] = window * embed.tokens_per_step
         layers = _body_of(body, body_keywords or {}, sizes)
         decodes_incrementally = "incremental_decoding" in get_recipe(body).card.promises
@@ -130,6 +133,7 @@ def _body_of(name: str, keywords: dict[str, Any], sizes: dict[str, Any]) -> Laye
     if not isinstance(card.task, CausalTask):
         raise UserError(f"body ({name}) must be the recipe of a language model, and it is for {card.task.title}")
     model: Any = build(name, **{key: value for key, value in sizes.items() if key in parameters} | keywords)
+    # only the layers of the model are taken, so what else it computes would be lost in silence
     if model.auxiliary is not None:
         raise UserError(f"body ({name}) has losses of its intermediate layers, which need the tokens of a text")
     if uses_neighbours(model.body):

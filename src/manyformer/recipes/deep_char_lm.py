@@ -56,7 +56,9 @@ def deep_char_lm(
             positions = {}
         return Chain(**positions, attention=attention, ff=ff)
 
+    # layer() returns complete layers: their branches have norms and dropout already
     body = stack(depth, layer, order=norm_order, norm=layer_norm, dropout=dropout)
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    # a classifier of a lower layer of a pre-norm stack needs the norm that the last layer's output gets
     targets = LayerwiseNextTokenLoss(dim, vocab, depth, norm=None if norm_order == "post" else layer_norm)
     return LanguageModel(embed, body, ClassHead(dim, vocab), auxiliary=targets)

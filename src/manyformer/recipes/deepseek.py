@@ -107,6 +107,7 @@ def deepseek(
     scaling = None
     if rope_factor > 1:
         scaling = YaRNRotaryScaling(rope_factor, original_length, magnitude=1.0)
+    # only these channels are rotated: the latent that is cached must not depend on the position
     position = RotaryPosition(rotary_dim, pairs=rope_pairs, base=rope_base, scaling=scaling)
     if indexed_tokens is not None and (query_latent_dim is None or indexer_dim < rotary_dim):
         raise UserError(
@@ -115,14 +116,14 @@ def deepseek(
         )
     # the temperature of YaRN acts on all channels, not on rotated ones alone
     score_scale = yarn_temperature(rope_factor) ** 2 * (head_dim + rotary_dim) ** -0.5
+    losses: list[SequenceBalanceLoss] = []
     if balance_weight:
-        losses = [SequenceBalanceLoss(balance_weight)]
-    else:
-        losses = []
+        losses.append(SequenceBalanceLoss(balance_weight))
 
     def feedforward(number: int) -> Layer:
         if number < dense_layers:
             return GatedFeedForward(dim, ff_dim)
+        # loads are balanced by a bias that only selects experts, beside a very small loss (section 2.1.2)
         router = SigmoidRouter(
             dim,
             num_experts,
@@ -133,6 +134,7 @@ def deepseek(
             scale=expert_scale,
             selection_bias=SelectionBias(num_experts, bias_rate),
         )
+        # experts that every token visits are one wider layer, which is the same function
         shared = GatedFeedForward(dim, shared_experts * expert_dim)
         return MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
 
@@ -167,6 +169,7 @@ def deepseek(
             norm_eps=LATENT_EPS,
             indexer=make_indexer(),
         )
+        # what a token caches is its latent and one rotated key for all heads: latent_dim + rotary_dim numbers
         return {"attention": attention, "ff": feedforward(number)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

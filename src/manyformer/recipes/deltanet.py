@@ -37,10 +37,13 @@ def deltanet(
 
     Other than `linear-transformer` with `update_rule=delta`, which has Schlag's features of sum 1, no convolution and
     sinusoids. `negative_eigenvalues` doubles the strength of corrections (Grazzi et al. 2024, arXiv:2411.12537)."""
+    # keys and values have one width, so the memory of a head is a square matrix
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+    # the memory's transition I - beta k k^T has the eigenvalue 1 - beta, which beta above 1 makes negative
     max_strength = 2.0 if negative_eigenvalues else 1.0
 
     def layer(number: int) -> dict[str, Layer]:
+        # a norm without a gate: its gain serves all heads
         stage = GatedNormStage(SharedHeadNorm(sizes.value_dim))
         attention = delta_attention(sizes, None, stage, conv_size=conv_size, max_strength=max_strength)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}

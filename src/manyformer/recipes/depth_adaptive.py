@@ -66,6 +66,7 @@ def depth_adaptive_transformer(
     then, starting from that run (`init_from`), with a predictor that learns the exits of the `oracle` with
     `exit_weight` in the loss. "geometric" has a threshold for all layers or one for each but the last (0.5), as has
     "likeliest" (0.9)."""
+    # exits are the decoder's; the encoder is computed once for a whole output
     model = encoder_decoder(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
     return with_early_exit(model, _exit_config(predictor, threshold, classifier_sharing, options))
 

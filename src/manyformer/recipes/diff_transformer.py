@@ -49,18 +49,20 @@ def diff_transformer(
     """Section 2, smaller than published: 3B has dim=3072, depth=28, heads=24 of width 128, of which 2 are a pair.
 
     `heads` counts softmaxes: the paper's h differential heads are 2 h here. Pairs are heads i and i + h, as in the
-    class of `transformers`; the authors' code pairs neighbours and has a weight in the norm. `ff_dim` is 8/3 dim unless
+    class of `transformers`; the authors' code pairs neighbors and has a weight in the norm. `ff_dim` is 8/3 dim unless
     given. Raises UserError for odd numbers of heads."""
     for name, count in (("heads", heads), ("kv_heads", heads if kv_heads is None else kv_heads)):
         if count % 2:
             raise UserError(f"{name} ({count}) must be even: each head of differential attention is a pair")
     width = head_width(dim, heads, head_dim)
+    # both softmaxes of a pair are rotated alike, so that their difference compares the same distances
     rotary = RotaryPosition(width, pairs="halves", base=rope_base)
 
     def layer(number: int) -> dict[str, Layer]:
         attention = Attention(
             dim,
             heads,
+            # lambda begins at 0.8 - 0.6 exp(-0.3 number), so the kernel needs to know its layer (section 2.1)
             DifferentialKernel(SoftmaxKernel(Causal()), width, number, eps=norm_eps),
             kv_heads=kv_heads,
             head_dim=width,

@@ -171,11 +171,13 @@ def _wrap_base(
         raise UserError(
             f"base_keywords.{misplaced[0]} ({keywords[misplaced[0]]}) must be given as the keyword {misplaced[0]}"
         )
+    # a keyword of the data that the base recipe does not have, such as max_length with sinusoids, is not for it
     model = build(
         base_recipe,
         **keywords,
         **{name: value for name, value in data_keywords.items() if name in parameters and value},
     )
+    # the class is known only now: any recipe may be the base
     wrapped = with_early_exit(model, config)
     if not isinstance(wrapped, model_class):
         raise UserError(f"{base_recipe} is not {expected}")

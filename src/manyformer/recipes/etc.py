@@ -65,6 +65,7 @@ def etc(
         raise UserError(
             "projections=separate needs a contrast_weight: no other loss trains the summaries of the last layer"
         )
+    # long to long, and global to long; the other two pieces, to summaries, are complete
     l2l: Mask = symmetric_window(window) | GlobalTokens(WithRole())
     g2l: Mask = AllKeys() if summary_reads == "text" else SamePart()
     labels = partial(RelativeLabelPosition, dim // heads, heads, max_relative_distance)
@@ -72,6 +73,7 @@ def etc(
     def attention(number: int) -> Layer:
         if projections == "separate":
             return FourPieceAttention(dim, heads, g2l=g2l, l2l=l2l, position=labels)
+        # with shared projections the four pieces are one attention under one mask
         mask = four_piece_pattern(WithRole(SUMMARY_ROLE), g2l=g2l, l2l=l2l)
         return Attention(dim, heads, SoftmaxKernel(mask), position=labels())
 

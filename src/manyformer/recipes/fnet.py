@@ -69,6 +69,7 @@ def fnet(
 
     def layer(number: int) -> dict[str, Layer]:
         ff = FeedForward(dim, ff_dim, activation=nn.GELU())
+        # the hybrid has attention at the top, where the paper found it to help most (appendix)
         if number >= depth - (attention_layers or 0):
             return {"mixer": Attention(dim, heads, SoftmaxKernel()), "ff": ff}
         if mixing == "none":

@@ -35,6 +35,7 @@ def fox(
     check_heads(dim, heads)
 
     def layer(number: int) -> dict[str, Layer]:
+        # adds the logarithms of all gates between query and key to their score, like ALiBi with learned slopes
         kernel = ForgettingKernel(dim, kv_heads or heads)
         return {
             "attention": Attention(dim, heads, kernel, kv_heads=kv_heads, bias=False),

@@ -1,4 +1,4 @@
-"""The graph attention network: each node attends to its neighbours with additive scores."""
+"""The graph attention network: each node attends to its neighbors with additive scores."""
 
 from typing import Annotated, Literal
 
@@ -45,7 +45,7 @@ def gat(
     ] = "additive",
     dropout: float = 0.6,
 ) -> NodeClassifier:
-    """Layers of additive attention among neighbours and the node itself, with ELU between them and no residual sums.
+    """Layers of additive attention among neighbors and the node itself, with ELU between them and no residual sums.
 
     Sections 2.1 and 3.3: the transductive model of two layers. `dropout` is that of the inputs of each layer, of the
     attention weights and, as in the released code, of the values. `scores="dynamic"` is GATv2 (Brody et al. 2022,
@@ -53,6 +53,7 @@ def gat(
     check_heads(dim, heads)
     kind = SCORES[scores]
     shapes = [(heads, dim // heads)] * (depth - 1) + [(output_heads, classes)]
+    # a layer is a projection followed by attention among its outputs; the first projection is the embedding
     widths = [count * kind.projections * head_dim for count, head_dim in shapes]
     layers: dict[str, Layer] = {}
     for number, (count, head_dim) in enumerate(shapes):
@@ -60,6 +61,7 @@ def gat(
             projection = nn.Linear(dim, widths[number], bias=False)
             nn.init.xavier_uniform_(projection.weight)
             layers[f"projection_{number}"] = Pointwise(nn.Sequential(nn.ELU(), Dropout(dropout), projection))
+        # heads of the last layer are averaged, because each has one channel for each class (equation 6)
         merge: HeadMerge = "mean" if number == depth - 1 else "concat"
         attention = GraphAttention(count, head_dim, kind(count, head_dim), merge=merge, dropout=dropout)
         layers[f"attention_{number}"] = attention

@@ -37,6 +37,7 @@ def gated_deltanet(
 
     `key_heads` below `heads` are those of Qwen3-Next, `negative_eigenvalues` those of OLMo hybrid."""
     sizes = RecurrentSizes.of(dim, heads, head_dim, value_dim, key_heads)
+    # see `deltanet`: a strength above 1 gives the transition a negative eigenvalue
     max_strength = 2.0 if negative_eigenvalues else 1.0
 
     def layer(number: int) -> dict[str, Layer]:

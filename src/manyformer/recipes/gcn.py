@@ -1,4 +1,4 @@
-"""The graph convolutional network: a mean over neighbours, to compare attention with."""
+"""The graph convolutional network: a mean over neighbors, to compare attention with."""
 
 from torch import nn
 
@@ -33,15 +33,17 @@ def gcn(
     depth: int = 2,
     dropout: float = 0.5,
 ) -> NodeClassifier:
-    """Layers of graph convolutions with ReLU between them, over neighbours and the node itself; section 3.1.
+    """Layers of graph convolutions with ReLU between them, over neighbors and the node itself; section 3.1.
 
     `dropout` is that of the inputs of each layer."""
     widths = [dim] * (depth - 1) + [classes]
     layers: dict[str, Layer] = {"convolution_0": GraphConvolution(widths[0])}
     for number, width in enumerate(widths[1:], 1):
         projection = nn.Linear(dim, width, bias=False)
+        # Glorot's initialization, as the authors have it
         nn.init.xavier_uniform_(projection.weight)
         layers[f"projection_{number}"] = Pointwise(nn.Sequential(nn.ReLU(), Dropout(dropout), projection))
         layers[f"convolution_{number}"] = GraphConvolution(width)
+    # A (X W): features are projected before they are summed over edges, which is cheaper as W narrows them
     embed = FeatureEmbedding(features, widths[0], dropout=dropout)
     return NodeClassifier(embed, Chain(**layers), LogitsHead(classes), self_loops=True)

@@ -48,7 +48,9 @@ def gla(
         key_dim = head_dim
 
     def layer(number: int) -> dict[str, Layer]:
+        # one decay for each channel of a key; of low rank, because a full matrix would cost as much as the keys'
         rule = DecayRule(SigmoidDecay(key_dim), HeadProjection(dim, heads, key_dim, rank=gate_rank, bias=True))
+        # S_t = diag(a_t) S_(t-1) + k_t^T v_t, read by q_t / sqrt(e)
         kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
         gate = HeadProjection(dim, heads, sizes.value_dim)
         stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate)

@@ -107,6 +107,7 @@ def gmlp_vit(
     tokens = count_patches(shape, patch)
 
     def layer(number: int) -> dict[str, SpatialGate]:
+        # images have one size, so a table of all pairs of patches is enough
         weights = PairTable(tokens, std=position_weight_std(tokens))
         return {"mixer": spatial_gate(dim, ff_dim, weights, attention_dim=attention_dim)}
 
@@ -120,6 +121,7 @@ def spatial_gate(
     ff_dim = 6 * dim if ff_dim is None else ff_dim
     tiny_attention = None
     if attention_dim is not None:
+        # one head reads the layer's input and adds to the gate, which has half of the hidden channels
         tiny_attention = Attention(
             dim, 1, SoftmaxKernel(mask), head_dim=attention_dim, value_dim=attention_dim, out_dim=ff_dim // 2
         )
@@ -146,5 +148,6 @@ def _layers(
     mask: Mask,
 ) -> LayerMaker:
     weight_class = PairTable if weights == "table" else ToeplitzPairs
+    # near 0 beside a bias of 1, so that a unit is at first the identity on the gated half (section 2.1)
     layer_weights = [weight_class(max_length, std=position_weight_std(max_length)) for _ in range(depth)]
     return lambda number: {"mixer": spatial_gate(dim, ff_dim, layer_weights[number], mask, attention_dim)}

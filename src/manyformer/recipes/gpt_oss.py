@@ -74,17 +74,18 @@ def gpt_oss(
     ff_width = default_gated_dim(dim) if ff_dim is None else ff_dim
     scaling = None
     if rope_factor > 1:
+        # the released code does not round the pairs between which YaRN interpolates
         scaling = YaRNRotaryScaling(rope_factor, original_length, ramp="unrounded-pairs")
     rotary = RotaryPosition(width, pairs="halves", base=rope_base, scaling=scaling)
+    losses: list[LoadBalanceLoss] = []
     if balance_weight:
-        losses = [LoadBalanceLoss(balance_weight)]
-    else:
-        losses = []
+        losses.append(LoadBalanceLoss(balance_weight))
 
     def layer(number: int, mask: Mask) -> dict[str, Layer]:
         attention = Attention(
             dim,
             heads,
+            # a learned logit of each head joins the softmax without a value, so that a head may attend to nothing
             SinkSoftmaxKernel(heads, mask),
             kv_heads=kv_heads,
             head_dim=width,

@@ -1,4 +1,4 @@
-"""The Graph Transformer: attention among neighbours, Laplacian positions, features of edges."""
+"""The Graph Transformer: attention among neighbors, Laplacian positions, features of edges."""
 
 from typing import Annotated
 
@@ -93,5 +93,7 @@ def graph_transformer_classifier(
 
 def _layers(depth: int, dim: int, heads: int, edge_features: int, ff_dim: int | None, dropout: float) -> Layer:
     check_heads(dim, heads)
+    # the authors' code doubles the width in feed-forward layers, where text models take four times it
     width = 2 * dim if ff_dim is None else ff_dim
+    # edges have a stream of their own from layer to layer, next to that of nodes
     return GraphTransformerStack(depth, dim, heads, edge_features=edge_features, ff_dim=width, dropout=dropout)

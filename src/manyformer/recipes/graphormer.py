@@ -90,7 +90,9 @@ def _parts(
 ) -> tuple[FeatureEmbedding, Layer, ClassHead]:
     check_heads(dim, heads)
     embed = FeatureEmbedding(features, dim, dropout=dropout, bias=True)
+    # feed-forward layers as wide as the stream, as in the paper's table of hyperparameters
     width = dim if ff_dim is None else ff_dim
+    # all layers add the same table of biases, by the length of the shortest path (equation 6)
     layer = attention_layers(dim, heads, width, lambda number: SoftmaxKernel(), position=GraphPairPosition(heads))
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout, std=init_std(dim))
     return embed, body, ClassHead(dim, classes, bias=True)

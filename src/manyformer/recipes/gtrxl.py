@@ -74,9 +74,11 @@ def gtrxl(
     biases = TransformerXLBiases(heads, dim // heads)
 
     def branch(inner: Layer) -> Residual:
+        # with a large bias a gate begins near the identity: the policy can react before memory is learned (section 3.2)
         join = make_join(gate, dim, gate_bias=gate_bias)
         if norm_order == "post":
             return Residual(inner, join=join, post_norm=norm())
+        # a ReLU after each branch, before its gate: the stream itself is never rectified
         return Residual(inner, join=join, inner_norm=nn.ReLU())
 
     def layer(number: int) -> dict[str, Layer]:
@@ -84,8 +86,10 @@ def gtrxl(
         attention = Attention(
             dim,
             heads,
+            # a step and the memory_length before it, whether these stand in the segment or in the memory
             SoftmaxKernel(Window(memory_length + 1)),
             position=TransformerXLPosition(dim, heads, biases=biases),
+            # acting carries the inputs of layers, as learning does, so that both see the same numbers
             source=SegmentMemorySource(memory_length, dim, evaluation_state="inputs"),
             pre_norm=pre_norm,
             bias=False,
@@ -96,5 +100,6 @@ def gtrxl(
 
     space = parse_observations(observations)
     embed = ObservationEmbedding(space, dim, actions=actions, continuous=continuous, previous_inputs=previous_inputs)
+    # branches are complete, so the order only leaves out the final norm
     body = stack(depth, layer, order="post", norm=norm, dropout=0.0)
     return PolicyModel(embed, body, actions, continuous=continuous)

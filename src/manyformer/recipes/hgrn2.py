@@ -40,6 +40,7 @@ def hgrn2(
 
     `head_dim` is the paper's state expansion, and the width of values too."""
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+    # lower bounds of decays that rise from layer to layer, shared by all: upper layers remember longer
     bounds = DecayBounds(depth, heads, sizes.head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
@@ -48,6 +49,7 @@ def hgrn2(
         attention = Attention(
             dim,
             heads,
+            # keys are 1 minus the decays, which the rule ties: what is forgotten makes room for what is written
             LinearKernel(features, Causal(), key_features=ScaledFeatures(), rule=rule),
             head_dim=sizes.head_dim,
             value_dim=sizes.value_dim,

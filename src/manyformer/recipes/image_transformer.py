@@ -184,6 +184,7 @@ def image_transformer_classes(
     the row of a value and `memory_height` rows above."""
     shape = (height, width, channels)
     decoder = _decoder(shape, dim, depth, heads, options, has_cross_attention=False)
+    # the source is one token, the class, and the encoder does nothing to it
     embed_class = TokenEmbedding(classes, dim, scale=dim**0.5)
     embed = _embedding(vocab, dim, shape, options)
     head = level_output(vocab, dim, options["logistic_mixtures"])
@@ -278,6 +279,7 @@ def level_embedding(vocab: int, dim: int, shape: ImageSize, block: tuple[int, in
     height, width, channels = shape
     if dim % 4:
         raise UserError(f"dim ({dim}) must be a multiple of 4: half of it is sines and cosines of the row")
+    # channels are columns of their own: a row has width * channels values
     sides = (height, width * channels)
     axes = [SinusoidalPosition(dim // 2, base=max(side / math.pi, 2.0)) for side in sides]
     position = ConcatenatedGridPosition(sides, axes, order=pixel_order(shape, block).tolist())

@@ -50,6 +50,7 @@ def infini_attention(
     rotary = RotaryPosition(dim // heads, pairs="halves")
 
     def layer(number: int) -> dict[str, Layer]:
+        # rotated inside the kernel: the memory must be read by vectors that no position has turned
         kernel = InfiniKernel(heads, segment_length, update=update_rule, position=rotary)
         return {
             "attention": Attention(dim, heads, kernel, kv_heads=kv_heads, bias=False),

@@ -39,11 +39,14 @@ def kda(
     Decay and output gate are products of two matrices with `head_dim` channels between them, the gate a sigmoid.
     `head_dim` is also the width of values."""
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
+    # what decays and gates cost is then small beside queries, keys and values
     rank = sizes.head_dim
 
     def layer(number: int) -> dict[str, Layer]:
+        # a decay of each channel of a key, where Gated DeltaNet has one of each head
         decay = SoftplusDecay(heads, rank), HeadProjection(dim, heads, rank, rank=rank)
         gate = HeadProjection(dim, heads, sizes.value_dim, rank=rank)
+        # a sigmoid instead of the SiLU of Gated DeltaNet, which the report's ablation prefers
         stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate, torch.sigmoid)
         attention = delta_attention(sizes, decay, stage, conv_size=conv_size)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}

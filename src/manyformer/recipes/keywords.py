@@ -153,6 +153,7 @@ def record_parameters(record: type) -> Iterator[inspect.Parameter]:
 
 def keyword_annotation(name: str, annotation: Any) -> Any:
     """The type of a keyword with its bounds and meaning, which a common keyword gets from COMMON_KEYWORDS."""
+    # a recipe that says what a common keyword means for it is not overruled
     if get_origin(annotation) is Annotated or name not in COMMON_KEYWORDS:
         return annotation
     return Annotated[annotation, *COMMON_KEYWORDS[name]]

@@ -45,11 +45,14 @@ def lightning(
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
+        # ALiBi's slopes as decays; in float64, so that a model in float64 has them to its precision
         slope = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float64))
+        # the released code's small numbers keep the top layer from a decay of exactly 1
         decay = FixedDecay(-slope * (1 - number / (depth - 1 + 1e-5) + 1e-5))
         features = ScaledFeatures(activation=F.silu)
         kernel = LinearKernel(features, Causal(), rule=DecayRule(decay, value_activation=F.silu))
         gate = HeadProjection(dim, heads, sizes.value_dim)
+        # one group: the norm compares heads, of which those with slow decays sum over more tokens
         stage = GatedNormStage(HeadGroupNorm(heads, sizes.value_dim, 1, eps=1e-6), gate, torch.sigmoid)
         attention = Attention(
             dim, heads, kernel, output_stage=stage, bias=False, head_dim=sizes.head_dim, value_dim=sizes.value_dim

@@ -36,13 +36,15 @@ def linear_transformer(
     """elu(x) + 1 as features; sinusoids, else as `transformer-lm`, where the paper's models are post-norm.
 
     Section 3. `update_rule="delta"` is the fast-weight programmer of Schlag et al. (2021, section 4.2): a token
-    replaces the value that the memory returns for its key, and features are DPFP, products of neighbouring channels.
+    replaces the value that the memory returns for its key, and features are DPFP, products of neighboring channels.
     What it loses against softmax depends on the frame as well: 0.19 nats with learned positions, 0.08 with sinusoids,
     in a small model of tinyshakespeare (one seed)."""
 
     def kernel(number: int) -> LinearKernel:
         if update_rule == "delta":
+            # a value is replaced at its key alone if features hardly overlap, as the sparse ones of DPFP
             return LinearKernel(DPFPFeatures(), Causal(), rule=DeltaRule())
+        # y_i = phi(q_i)^T S_i / phi(q_i)^T z_i with sums S and z over the past (section 3.4)
         return LinearKernel(EluPlusOneFeatures(), Causal())
 
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)

@@ -91,6 +91,7 @@ def linformer(
         layer_length = projected_length + round((top_length - projected_length) * number / max(1, depth - 1))
         key_projection = make_projection(layer_length)
         shares_values = projection_sharing == "keys-values"
+        # without "keys-values" a layer has a second matrix (l, k) for its values
         return LinformerKernel(key_projection, key_projection if shares_values else make_projection(layer_length))
 
     layer = attention_layers(dim, heads, ff_dim, kernel)
@@ -101,6 +102,7 @@ def _projection_maker(
     projection: ProjectionKind, max_length: int, heads: int, head_dim: int, sharing: ProjectionSharing
 ) -> Callable[[int], LengthProjection]:
     """A function from a projected length to a projection."""
+    # a matrix for each head, or one that all heads of the layer read through
     projection_heads = heads if sharing == "none" else 1
 
     def make(projected_length: int) -> LengthProjection:

@@ -152,13 +152,18 @@ def llama(
         scaling = _rotary_scaling(rope_scaling, rope_factor, original_length)
     rotary = RotaryPosition(width, rotated=rotated_dim, pairs="halves", base=rope_base, scaling=scaling)
 
+    # a short reach needs no long waves: Gemma 3 has a smaller base, without scaling, in layers of windows
     window_rotary = rotary
     if window_rope_base is not None:
         window_rotary = RotaryPosition(width, rotated=rotated_dim, pairs="halves", base=window_rope_base)
 
     def make_position(number: int, *, sees_all: bool) -> Position:
+        # layers without rotation see order through those with it (SmolLM3)
         is_rotated = unrotated_every is None or (number + 1) % unrotated_every
-        position = (rotary if sees_all else window_rotary) if is_rotated else NoPosition()
+        position: Position = NoPosition()
+        if is_rotated:
+            position = rotary if sees_all else window_rotary
+        # normalized, rotated, multiplied, capped: in this order
         before = [HeadNorm(width, eps=norm_eps)] if qk_norm else []
         after = [] if score_cap is None else [ScoreCap(score_cap)]
         if before or after:
@@ -193,6 +198,7 @@ def llama(
             source=None if memory_length is None else SegmentMemorySource(memory_length, dim),
             output_stage=make_gate() if output_gate else None,
             bias=biases != "none",
+            # Qwen2 has biases of queries, keys and values alone
             out_bias=biases == "all",
         )
         return {

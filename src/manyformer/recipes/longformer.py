@@ -56,6 +56,7 @@ def longformer(
     copied from RoBERTa, whose `norm_eps` of 1e-5 the released models have."""
     global_mask = WithRole() if global_tokens is None else FirstTokens(global_tokens) | WithRole()
 
+    # kept until all weights are drawn: projections of global tokens begin as copies of the others (section 5)
     layers: list[GlobalLocalAttention] = []
 
     def attention(number: int) -> Layer:
@@ -117,6 +118,7 @@ def longformer_lm(
     "transformer-xl", as in the paper: its scores are products of each query with a vector for each distance."""
     if dilated_heads is not None and dilated_heads > heads:
         raise UserError(f"dilated_heads ({dilated_heads}) must be at most heads ({heads})")
+    # low layers collect local detail and high ones combine it: the paper's ablation (table 4)
     window_of_layer = growing_windows(depth, window, window if top_window is None else top_window)
     std = init_std(dim)
 
@@ -143,5 +145,6 @@ def layer_mask(size: int, number: int, depth: int, dilated_heads: int) -> Mask:
     layers_above_middle = number - depth // 2
     if layers_above_middle < 0 or not dilated_heads:
         return Window(size)
+    # the number of positions left out between two that are seen: 1, 2 and 3 from the middle to the top
     gaps = 1 + 3 * layers_above_middle // (depth - depth // 2)
     return PerHead(dict.fromkeys(range(dilated_heads), Window(size, dilation=gaps + 1)), default=Window(size))

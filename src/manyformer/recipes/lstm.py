@@ -29,6 +29,7 @@ def lstm_lm(vocab: int = 256, dim: int = 512, depth: int = 2, dropout: float = 0
 
     As in `transformer-lm`, each layer is a residual branch behind a layer norm, which the first recurrent language
     models did not have. There are no positions."""
+    # no positions: the order of tokens is that in which the cells read them
     embed = TokenEmbedding(vocab, dim, std=init_std(dim), dropout=dropout)
     return language_model(embed, depth, lambda number: {"mixer": LSTM(dim)}, dropout=dropout)
 
@@ -60,5 +61,6 @@ def lstm_policy(
     """
     space = parse_observations(observations)
     embed = ObservationEmbedding(space, dim, actions=actions, continuous=continuous, previous_inputs=previous_inputs)
+    # bare layers: gradients pass through the memory cells alone, as in recurrent policies before attention
     body = Chain(**{str(number): LSTM(dim) for number in range(depth)})
     return PolicyModel(embed, body, actions, continuous=continuous)

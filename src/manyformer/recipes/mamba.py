@@ -45,9 +45,11 @@ def mamba(
 
     def layer(number: int) -> dict[str, Layer]:
         if step_rank is None:
+            # the paper's dim / 16: the step of each channel is a product of two narrow matrices
             rank = default_rank(dim)
         else:
             rank = step_rank
+        # figure 3: two branches of expansion * dim channels, one through convolution and scan, the other its gate
         return {"mixer": MambaMixer(dim, expansion * dim, state_dim=state_dim, rank=rank, conv_size=conv_size)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

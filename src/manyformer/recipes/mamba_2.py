@@ -50,6 +50,7 @@ def mamba_2(
     value_dim = inner // heads
 
     def layer(number: int) -> dict[str, Layer]:
+        # h_t = exp(A dt_t) h_(t-1) + dt_t B_t x_t^T and y_t = C_t h_t + D x_t: B are keys, C queries, x values
         rule = StateSpaceRule(heads, HeadProjection(dim, heads, 1))
         norm = HeadGroupNorm(heads, value_dim, groups)
         gate = HeadProjection(dim, heads, value_dim)
@@ -57,9 +58,11 @@ def mamba_2(
             dim,
             heads,
             LinearKernel(ScaledFeatures(), Causal(), rule=rule),
+            # B and C, the keys and queries, are shared by the heads of a group, like keys in grouped attention
             key_heads=groups,
             head_dim=state_dim,
             value_dim=value_dim,
+            # over the channels of C, B and x, which pass the same convolution
             short_convolution=ShortConvolution(2 * groups * state_dim + inner, conv_size, bias=True),
             output_stage=GatedNormStage(norm, gate, gate_first=True),
             bias=False,

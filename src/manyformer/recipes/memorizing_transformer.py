@@ -94,9 +94,12 @@ def memorizing_transformer(
     mask = Causal() if context == "growing" else Window(memory_length)
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
+        # normalized queries and keys bring a learned scale, in place of 1 / sqrt(e)
         local_kernel = SoftmaxKernel(mask, scale=1.0 if qk_similarity == "cosine" else None)
         kernel: Kernel = local_kernel
+        # one layer alone: others would each need a memory and a search of their own
         if knn_memory_size is not None and number + 1 == memory_layer:
+            # the gate is a sigmoid of its bias: this one opens it to `gate` at first
             gated = GatedCombiner(heads, bias=math.log(gate / (1 - gate)))
             kernel = MemorizingKernel(
                 local_kernel,

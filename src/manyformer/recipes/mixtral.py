@@ -67,11 +67,11 @@ def mixtral(
     width = head_width(dim, heads, head_dim)
     ff_width = default_gated_dim(dim) if ff_dim is None else ff_dim
     rotary = RotaryPosition(width, pairs="halves", base=rope_base)
+    losses: list[RoutingLoss] = []
     if balance_weight:
-        losses: list[RoutingLoss] = [LoadBalanceLoss(balance_weight)]
-    else:
-        losses = []
-    losses += [RouterZLoss(router_z_weight)] if router_z_weight else []
+        losses.append(LoadBalanceLoss(balance_weight))
+    if router_z_weight:
+        losses.append(RouterZLoss(router_z_weight))
 
     def layer(number: int) -> dict[str, Layer]:
         attention = Attention(
@@ -84,6 +84,7 @@ def mixtral(
             position=rotary,
             bias=False,
         )
+        # the softmax is over the chosen experts, which is the same as renormalizing that over all
         router = SoftmaxRouter(dim, num_experts, experts_per_token)
         experts = GatedExperts(num_experts, dim, ff_width)
         return {"attention": attention, "ff": MixtureOfExperts(router, experts, losses=losses)}

@@ -59,8 +59,10 @@ def mixture_of_depths(
 
     def routed_layer(number: int) -> Layer:
         parts = layer(number).items()
+        # the router weighs the whole layer, so its branches are joined before it
         block = Chain(**{name: branch(part, order=norm_order, norm=norm, dropout=dropout) for name, part in parts})
         return MixtureOfDepths(block, dim, share=share, routing=routing)
 
     embed = TokenEmbedding(vocab, dim, std=init_std(dim), dropout=dropout)
+    # full and routed layers in turn, which the paper finds better than routing in every layer
     return language_model(embed, depth, [layer, routed_layer], dropout=dropout, norm_order=norm_order)

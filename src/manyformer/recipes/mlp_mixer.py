@@ -48,9 +48,11 @@ def mlp_mixer(
     patches = count_patches(shape, patch)
 
     def layer(number: int) -> dict[str, Layer]:
+        # acts on columns of the table (patches, channels), each channel alone
         token_mlp = TokenMLP(patches, max(1, dim // 2) if token_mlp_dim is None else token_mlp_dim)
         return {"mixer": token_mlp, "ff": FeedForward(dim, ff_dim, activation=nn.GELU())}
 
+    # the epsilon of the released code, which is flax's default
     norm = partial(nn.LayerNorm, dim, eps=1e-6)
     body = stack(depth, layer, order="pre", norm=norm, dropout=dropout)
     embed = PatchEmbedding(shape, patch, dim, dropout=dropout)

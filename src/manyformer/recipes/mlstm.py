@@ -57,9 +57,12 @@ def mlstm(
         key_dim = head_dim
 
     def layer(number: int) -> dict[str, Layer]:
+        # one number for each head and token, as both gates scale the whole matrix of a head's memory
         gates = GateProjections(input=HeadProjection(dim, heads, 1), forget=HeadProjection(dim, heads, 1))
+        # C_t = f_t C_(t-1) + i_t v_t k_t^T with exponential input gates i_t; a sum of keys divides what is read
         rule = MatrixLSTMRule(heads, gates, gate_cap=gate_cap)
         kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
+        # a group for each head, whose memory has a scale of its own
         norm = HeadGroupNorm(heads, sizes.value_dim, heads, centred=True, eps=NORM_EPS)
         stage = GatedNormStage(norm, HeadProjection(dim, heads, sizes.value_dim), torch.sigmoid)
         attention = Attention(dim, heads, kernel, head_dim=key_dim, output_stage=stage, bias=False)

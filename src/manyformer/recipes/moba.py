@@ -37,6 +37,7 @@ def moba(
     attention in the last layers of some models."""
     check_heads(dim, heads)
     position = RotaryPosition(dim // heads)
+    # queries choose blocks without a gradient: block means are pooled keys, and nothing but the top k is read of them
     layer = attention_layers(
         dim, heads, ff_dim, lambda number: MoBAKernel(block_length, blocks_seen), position=position
     )

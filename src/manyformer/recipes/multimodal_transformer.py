@@ -106,6 +106,7 @@ def multimodal_transformer(
         fused = CrossFusion(names, depth, lambda number: layer_of(cross_attention))
     else:
         if fusion_layer is None:
+            # fusion from layer 8 of 12 on is the paper's best
             first = 2 * depth // 3
         else:
             first = fusion_layer
@@ -114,6 +115,7 @@ def multimodal_transformer(
         )
     scale_residual_init(fused, depth, std=init_std(dim))
     head = ClassHead(dim, classes, transform=norm(), bias=True)
+    # all classes start equal, as in the Vision Transformer that the paper begins with
     nn.init.zeros_(head.weight)
     return MultimodalClassifier(embed, fused, head)
 
@@ -131,6 +133,7 @@ def part_embedding(
     """The embeddings of the parts that are not None; images have learned positions, the others sinusoids."""
     parts: dict[str, SourceEmbedding] = {}
     height, width, channels = image
+    # the three sizes of an image come together or not at all
     if None in image and any(image):
         raise UserError(f"an image has a height, a width and channels, and these are {height}, {width} and {channels}")
     if height is not None and width is not None and channels is not None:

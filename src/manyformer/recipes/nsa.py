@@ -60,9 +60,11 @@ def nsa(
     Section 3, with its lengths; all heads that share keys choose the same blocks. The paper's model has 64 heads in 4
     groups, and experts. `ff_dim` is 8/3 dim unless given. Raises UserError for lengths that exclude each other."""
     width = head_width(dim, heads, head_dim)
+    # selection is one for a group of heads: blocks are then read once for all of them (section 3.3.2)
     groups = kv_heads or heads
     sizes = NSASizes(compressed_length, compression_stride, block_length, blocks_seen, window)
     try:
+        # here, not in the first layer, so that the sentence names keywords of the recipe
         sizes.check()
     except ValueError as error:
         raise UserError(str(error).removeprefix("NSAKernel: ")) from None

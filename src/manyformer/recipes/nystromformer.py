@@ -1,4 +1,4 @@
-"""Nystroemformer: an encoder whose attention matrix is rebuilt from the means of neighbouring tokens."""
+"""Nystroemformer: an encoder whose attention matrix is rebuilt from the means of neighboring tokens."""
 
 from typing import Annotated
 
@@ -45,6 +45,7 @@ def nystromformer(
     Each document has its own landmarks, of its tokens alone, so that padding and packing change nothing."""
 
     def kernel(number: int) -> NystromKernel:
+        # softmax(Q K'^T) (softmax(Q' K'^T))^+ softmax(Q' K^T) V with landmarks Q', K' and an iterated inverse
         return NystromKernel(heads, landmarks, iterations=inverse_steps, convolution=convolution)
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)

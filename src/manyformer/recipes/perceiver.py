@@ -79,7 +79,9 @@ def perceiver(
         attention=attention,
         ff=branch(ff, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout),
     )
+    # one layer deep: a position is written to once
     scale_residual_init(decoder, 1, std=init_std(dim))
+    # queries are vectors of positions alone, whatever stands there: the latents must have read it
     body = LatentArrayLayer(encoder, decoder, queries=LearnedPosition(dim, max_length, std=init_std(dim)))
     return MaskedLM(embed, body, ClassHead(dim, vocab, tied=embed.token, bias=True))
 
@@ -149,6 +151,7 @@ def latent_encoder(
 ) -> LatentArrayEncoder:
     """Latents that attend to a sequence of width `dim`, and to one another in `depth` layers, `loops` times."""
     head_dim = head_dim or latent_dim // heads
+    # released models of bytes have narrower queries and keys than values
     value_dim = latent_dim // heads
     norm = partial(nn.LayerNorm, latent_dim)
     std = init_std(latent_dim)
@@ -164,6 +167,7 @@ def latent_encoder(
         attention=add_branch(cross_attention(latent_dim, dim, heads, head_dim)),
         ff=add_branch(FeedForward(latent_dim, latent_dim, activation=nn.GELU())),
     )
+    # reading is one layer, whatever the depth of those that follow
     scale_residual_init(reading, 1, std=std)
     layers = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=std, loops=loops)
     return LatentArrayEncoder(Chain(reading=reading, layers=layers), latents, latent_dim, input_norm=nn.LayerNorm(dim))

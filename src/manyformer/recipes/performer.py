@@ -126,6 +126,7 @@ def _layers(dim: int, heads: int, ff_dim: int | None, options: PerformerOptions,
     make_features, floor = FEATURES[options["feature_kernel"]]
 
     def kernel(number: int) -> LinearKernel:
+        # random for each layer: an unlucky draw then does not repeat itself all the way up
         features = make_features(
             dim // heads, options["features"], directions=options["directions"], redraw=options["redraw"]
         )

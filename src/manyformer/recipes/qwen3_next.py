@@ -106,11 +106,11 @@ def qwen3_next(
     if rotated % 2 or rotated > width:
         raise UserError(f"rotated_dim ({rotated}) must be even and at most the width of a head ({width})")
     rotary = RotaryPosition(width, rotated=rotated, pairs="halves", base=rope_base)
+    # value heads share the keys of a group, as in grouped attention
     delta_sizes = RecurrentSizes(dim, delta_heads, delta_head_dim, delta_value_dim, delta_key_heads)
+    losses: list[LoadBalanceLoss] = []
     if balance_weight:
-        losses = [LoadBalanceLoss(balance_weight)]
-    else:
-        losses = []
+        losses.append(LoadBalanceLoss(balance_weight))
 
     def full_attention() -> Attention:
         return Attention(
@@ -120,7 +120,9 @@ def qwen3_next(
             kv_heads=kv_heads,
             head_dim=width,
             value_dim=width,
+            # first the norm of each head's query and key, then the rotation, which keeps their length
             position=ComposedPosition(HeadNorm(width, eps=norm_eps), rotary),
+            # a gate lets a head write nothing, so that no token has to serve as a sink of attention
             output_stage=GatedNormStage(gate=HeadProjection(dim, heads, width), activation=torch.sigmoid),
             bias=False,
         )
@@ -128,6 +130,7 @@ def qwen3_next(
     def layer(number: int, *, is_full: bool) -> dict[str, Layer]:
         delta = partial(gated_delta_attention, delta_sizes, conv_size=conv_size, norm_eps=norm_eps)
         router = SoftmaxRouter(dim, num_experts, experts_per_token, weighting=expert_weighting)
+        # every token visits it, times a sigmoid of the token
         shared = ScalarGate(GatedFeedForward(dim, shared_expert_dim), dim)
         experts = MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
         return {"attention": full_attention() if is_full else delta(), "ff": experts}

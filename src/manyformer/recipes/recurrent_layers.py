@@ -63,10 +63,13 @@ def delta_attention(
     Yang et al. 2024 (arXiv:2406.06484), section 3.3; queries are divided by sqrt(head_dim) as well."""
     strength = HeadProjection(sizes.dim, sizes.heads, 1)
     if decay is None:
+        # S_t = S_(t-1) (I - beta k k^T) + beta v k^T: the value stored under k is replaced by v, to the share beta
         rule = GatedDeltaRule(None, GateProjections(strength=strength), max_strength=max_strength)
     else:
         projections = GateProjections(decay=decay[1], strength=strength)
+        # the same after the decay: S_t = a_t S_(t-1) (I - beta k k^T) + beta v k^T
         rule = GatedDeltaRule(decay[0], projections, max_strength=max_strength)
+    # keys of length 1 make I - beta k k^T a contraction for beta up to 2
     features = UnitLengthFeatures(sizes.head_dim**-0.5)
     key_features = UnitLengthFeatures()
     return Attention(

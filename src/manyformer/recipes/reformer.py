@@ -146,9 +146,11 @@ def reformer(
     if output == "tied":
         if output_bias:
             raise UserError("output_bias is true, and an output tied to the embedding has none: use output=concat")
+        # averaged at the end, the two streams have the width of the embedding, to which the output is tied
         return language_model(embed, depth, layer, dropout=dropout, streams=streams, norm=norm)
     if streams != "reversible":
         raise UserError(f"output is {output}, and residual_streams={streams} has no two streams")
+    # the layers alone: released models normalize both streams together, over 2 dim channels, behind the last layer
     plain = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=init_std(dim))
     layers: dict[str, Any] = {name: part for name, part in plain.named_children() if name != "norm"}
     both = ReversibleStack("concat", **layers)
@@ -256,6 +258,7 @@ def reformer_seq2seq(
             num_buckets=num_buckets,
             chunk_length=chunk_length,
             num_hashes=num_hashes,
+            # an encoder may look at the chunk behind its own as well
             chunks_after=0 if causal else 1,
             variant="strict" if causal else "published",
         )
@@ -293,11 +296,13 @@ def _layers(
 
     It is causal unless `chunks_after` is given."""
     size = options["chunk_length"]
+    # the reach of a sorted chunk, in the order of the text
     local_mask: Mask = LocalBlocks(size, lookback=size, lookahead=chunks_after * size)
     if not chunks_after:
         local_mask = Causal() & local_mask
 
     def kernel(number: int) -> Kernel:
+        # local layers have separate queries and keys; LSH needs them equal, or similar tokens would hash apart
         if (number + 1) % options["lsh_every"]:
             return SoftmaxKernel(local_mask)
         return LSHKernel(

@@ -116,6 +116,7 @@ def with_choices(annotation: Any) -> Any:
     tables = [table for table in metadata if isinstance(table, Mapping)]
     if not tables:
         return annotation
+    # read anew at each call: a plug-in may have added a name since the recipe was registered
     choices: Any = Literal.__getitem__(tuple(dict.fromkeys(name for table in tables for name in table)))
     choices = choices if inner is str else choices | None
     meanings = [item for item in metadata if isinstance(item, str)]
@@ -155,6 +156,7 @@ def recipe(
             reasons={**task_reasons, **(reasons or {})},
             tiny_keywords=tiny_keywords or {},
         )
+        # the same module may come twice, as where a notebook's cell is run again
         if name in RECIPES and RECIPES[name].module != function.__module__:
             raise UserError(
                 f"there are two recipes '{name}', in {RECIPES[name].module} and in {function.__module__}; rename one"
@@ -170,6 +172,7 @@ def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P,
     """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`."""
     own_signature = keyword_signature(function)
     added = _shared_keywords(own_signature, task)
+    # the command line, the documentation and run files read this signature, not the function's own
     signature = own_signature.replace(parameters=[*own_signature.parameters.values(), *chain(*added.values())])
 
     @wraps(function)
@@ -179,6 +182,7 @@ def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P,
         bound.apply_defaults()
         keywords = checked_keywords(name, bound.arguments, _signature_with_choices(signature))
         bound.arguments.update(keywords)
+        # shared keywords are not those of the function: they change the model that it has built
         changes = [
             group.read({parameter.name: bound.arguments.pop(parameter.name) for parameter in parameters})
             for group, parameters in added.items()
@@ -192,6 +196,7 @@ def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P,
 
         cpu = torch.device("cpu")
         with report_out_of_memory(f"building {name}", SMALLER_MODEL):
+            # built on the meta device first, so that a model beyond the memory is refused before it is begun
             check_model_fits(build_unchecked, name, keywords, copies=1, device=cpu)
             model: M = build_unchecked()
         model.spec = ModelSpec(name, keywords, function.__module__)
@@ -338,6 +343,7 @@ def card_of(spec: ModelSpec) -> RecipeCard | None:
     None if the recipe is not registered."""
     if spec.recipe not in RECIPES:
         return None
+    # models inside models keep only what both promise
     base_name = spec.keywords.get("base_recipe") or spec.keywords.get("body") or ""
     card = RECIPES[spec.recipe].card
     base = RECIPES.get(base_name)

@@ -39,6 +39,7 @@ def relu_vit(
     """`vit` of the size S/16 with relu(q.k / sqrt(e)) / l as weights, section 3; queries and keys have no norm.
 
     `compose` has the same kernel for language models, "relu-mean", where l is the number of visible keys."""
+    # divided by the number of keys, which keeps outputs at the scale of softmax at any resolution
     layer = attention_layers(dim, heads, ff_dim, lambda number: PairwiseKernel(weights=ReluMeanWeights()))
     shape = (height, width, channels)
     return image_classifier(classes, shape, patch, dim, depth, layer, positions=positions, pool=pool, dropout=dropout)

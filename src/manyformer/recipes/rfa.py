@@ -67,10 +67,12 @@ def rfa(
 
     def make_kernel(number: int) -> LinearKernel:
         feature_class = RandomFourierFeatures if feature_kernel == "gaussian" else ArcCosineFeatures
+        # gaussian: sines and cosines of random projections, whose products estimate a Gaussian of the distance
         feature_map = feature_class(dim // heads, features, heads=heads, redraw=redraw)
         return LinearKernel(
             feature_map,
             Causal(),
+            # gated: a share of the memory is forgotten for what a token writes, so that recent tokens count more
             rule=GatedRule() if update_rule == "gated" else SumRule(),
             floor=FLOOR,
             carried=carried_memory == "detached",

@@ -27,9 +27,10 @@ def roformer(
 ) -> MaskedLM:
     """BERT base with rotary positions in every layer instead of learned ones, and so without a maximum length.
 
-    Sections 3.2 and 4.2; the rotated pairs are neighbouring channels, as in the paper and the released models. Not
+    Sections 3.2 and 4.2; the rotated pairs are neighboring channels, as in the paper and the released models. Not
     included is what `bert` does not include either. The causal form, a language model, is `compose` with
     `position="rope"`."""
+    # angles have no weights, so that one module serves all layers
     rotary = RotaryPosition(dim // heads)
 
     def attention(number: int) -> Layer:

@@ -138,6 +138,7 @@ def _model(
         raise UserError(f"routing_layers ({routing_layers}) must be at most depth ({depth})")
     check_heads(dim, heads)
     head_dim = dim // heads
+    # local heads alone: clusters compare content, and rotations would move it
     rotary = RotaryPosition(head_dim)
 
     def local_attention(local_heads: int) -> Layer:
@@ -153,9 +154,11 @@ def _model(
 
     def attention(number: int) -> Layer:
         if number < depth - routing_layers:
+            # the topmost layers route; those below are local in all heads
             return local_attention(heads)
         routing = routing_attention(heads - local_heads)
         if local_heads:
+            # two attentions of fewer heads side by side, whose outputs are summed: a concatenation of heads is that
             return ParallelLayers(local=local_attention(local_heads), routing=routing)
         return routing
 

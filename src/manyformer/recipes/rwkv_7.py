@@ -43,12 +43,15 @@ def rwkv_7(
         raise UserError(f"dim ({dim}) must be a multiple of head_dim ({head_dim})")
 
     def layer(number: int) -> RWKVLayer:
+        # how much of the previous token is mixed in at first falls with the layer, as in the released code
         feedforward = ShiftedFeedForward(dim, ff_dim, power=(1 - number / depth) ** 4)
         ff = branch(feedforward, order="pre", norm=lambda: nn.LayerNorm(dim), dropout=dropout)
         return RWKVLayer(RWKVTimeMixing(dim, head_dim, number, depth), nn.LayerNorm(dim), ff, Dropout(dropout))
 
     std = init_std(dim)
+    # the norm that RWKV has before its first layer
     embed = TokenEmbedding(vocab, dim, std=std, norm=nn.LayerNorm(dim), dropout=dropout)
+    # layers are called one by one, because all of them read the values of the first
     stack = RWKVStack(**{str(number): layer(number) for number in range(depth)})
     body = Chain(layers=stack, norm=Pointwise(nn.LayerNorm(dim)))
     scale_residual_init(body, depth, std=std)

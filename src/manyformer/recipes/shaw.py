@@ -42,6 +42,7 @@ def shaw(
     Distances are clipped to `max_relative_distance`. Section 4.1: the base model has tables for each head
     (`tables="head"`) and clips at 16, the big one has tables for each layer and clips at 8. Cross-attention has no
     positions. A language model with the same positions is `compose` with `position="shaw"`."""
+    # None: one table, which all heads of the layer read
     table_heads = heads if tables == "head" else None
 
     def encoder_attention(number: int) -> Layer:
@@ -49,12 +50,14 @@ def shaw(
         return Attention(dim, heads, SoftmaxKernel(), position=position)
 
     def decoder_attention(number: int) -> Layer:
+        # a causal layer has no later keys, so its table holds half of the distances
         position = ShawPosition(dim // heads, max_relative_distance, heads=table_heads, direction="past")
         return Attention(dim, heads, SoftmaxKernel(Causal()), position=position)
 
     sizes = (vocab, source_vocab, dim, depth, heads, ff_dim, dropout, norm_order)
     return encoder_decoder(
         *sizes,
+        # what would be added to embeddings: nothing, as the paper found sinusoids to add nothing
         make_position=NoPosition,
         make_encoder_attention=encoder_attention,
         make_decoder_attention=decoder_attention,

@@ -148,6 +148,7 @@ def _layers(
 
     def kernel(number: int) -> Kernel:
         if options["sorting"] == "network":
+            # a network maps a block's mean to scores of all blocks, so it knows a fixed number of them
             sorting: SortingNetwork = MLPSorting(heads, dim // heads, -(-options["max_length"] // block), causal=causal)
         else:
             sorting = BilinearSorting(heads, dim // heads, causal=causal)
@@ -162,6 +163,7 @@ def _layers(
         )
         if options["mix_with"] == "none":
             return sinkhorn
+        # two kernels on the same queries, keys and values: their outputs are added (section 3.5)
         return SumKernel(sinkhorn, SoftmaxKernel(mask))
 
     return attention_layers(dim, heads, ff_dim, kernel)

@@ -47,5 +47,6 @@ def spalm(
     positions = xl_positions(dim, heads, clamp_length, bias_sharing, dropout)
     model = xl_model(vocab, dim, depth, heads, ff_dim, attention, positions, dropout, norm_order)
     assert isinstance(model.body, Chain)
+    # behind the last layer: the gate mixes the output vector with a sum of embeddings of retrieved tokens
     model.body.add_module("recall", NeighbourAttention(dim))
     return model

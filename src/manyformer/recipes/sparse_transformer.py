@@ -59,6 +59,7 @@ def sparse_transformer(
     or alternate by head. With `position="grid"` each position has the sum of two learned vectors as in the paper, which
     is then the published 95 M parameters, by default one of its own; the paper's gradient checkpointing and half
     precision are settings of the run."""
+    # union of both sets in each head, one set in each layer, or one in each head
     mask_of_layer = masks_by_layer(pattern, pattern_use, stride, summary, heads)
 
     def layer(number: int) -> dict[str, Layer]:
@@ -69,9 +70,11 @@ def sparse_transformer(
 
     body = stack(depth, layer, order="pre", norm=partial(nn.LayerNorm, dim), dropout=dropout)
     if position == "grid":
+        # row and column in a grid as wide as the stride: the two ways that "strided" attends along
         embed = grid_embedding(vocab, dim, -(-max_length // stride), stride, dropout=dropout)
     else:
         embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
+    # section 5.2: outputs of branches begin smaller by sqrt(2 depth), so that the stream does not grow with depth
     scale_residual_init(body, depth, std=init_std(dim))
     return LanguageModel(embed, body, ClassHead(dim, vocab, tied=embed.token))
 
@@ -92,6 +95,7 @@ def masks_by_layer(
         pairs: list[tuple[Mask, Mask]] = [strided_pattern(stride)]
     else:
         num_verses = 1
+        # heads that summarize different positions of a block see more of it together (section 4.3, multi-head)
         if pattern_use == "heads":
             num_verses = max(min(heads // 2, stride // summary), 1)
         pairs = [fixed_pattern(stride, summary, part_index=verse) for verse in range(num_verses)]

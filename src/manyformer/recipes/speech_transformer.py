@@ -71,6 +71,7 @@ def speech_transformer(
     encoder = stack(depth, encoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
     decoder = stack(decoder_depth or depth, decoder_layer, order=norm_order, norm=norm, dropout=dropout, std=std)
     head = ClassHead(dim, vocab, tied=embed_target.token)
+    # without a weight there is no second output, so that weights without it still load
     ctc = None
     if ctc_weight:
         ctc = EncoderCTC(dim, vocab, ctc_weight)
@@ -102,6 +103,7 @@ def audio_transformer_classifier(
     """Section 3: two convolutions with stride 2, sinusoids and a standard encoder; `ff_dim` is 4 dim unless given.
 
     Without the paper's attention over time and frequency. A recording is the mean of its encoded tokens."""
+    # a token of the encoder covers 2^halvings frames
     embed = FrameEmbedding(
         mels, dim, halvings=halvings, channels=channels, position=SinusoidalPosition(dim), dropout=dropout
     )

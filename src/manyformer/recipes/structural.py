@@ -76,6 +76,7 @@ def structural(
     }
 
     sizes = (vocab, classes, dim, depth, heads, ff_dim, dropout, norm_order)
+    # makers, not modules: a table that is not chosen would draw random numbers and change all weights after it
     position = absolute_positions[absolute]()
     make_relative_position = relative_positions[relative]
     return encoder(Tagger, *sizes, position=position, make_relative_position=make_relative_position)

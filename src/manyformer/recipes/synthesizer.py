@@ -71,6 +71,7 @@ def synthesizer(
 
     def layer(number: int) -> dict[str, Layer]:
         return {
+            # values and the output projection are those of attention; only scores are made otherwise
             "mixer": synthesized_attention(score_kind, dim, heads, max_length, Causal()),
             "ff": FeedForward(dim, ff_dim, activation=nn.GELU()),
         }

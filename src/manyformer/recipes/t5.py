@@ -70,6 +70,7 @@ def t5(
     hidden = 4 * dim if ff_dim is None else ff_dim
 
     def attention(mask: Mask | None, position: T5BiasPosition | None, source: CrossAttentionSource | None) -> Attention:
+        # no 1 / sqrt(e): the initialization of queries has it (see init_t5)
         kernel = SoftmaxKernel(mask, scale=1.0)
         return Attention(
             dim, heads, kernel, head_dim=head_dim, value_dim=head_dim, position=position, source=source, bias=False
@@ -81,6 +82,7 @@ def t5(
         return GatedFeedForward(dim, hidden, activation=nn.GELU(approximate="tanh"))
 
     def side(direction: BiasDirection) -> Layer:
+        # one module for all layers of a side: they share its table
         position = T5BiasPosition(heads, buckets=buckets, max_distance=max_distance, direction=direction)
         nn.init.normal_(position.weight, std=dim**-0.5)
         is_decoder = direction == "past"
@@ -99,10 +101,12 @@ def t5(
         layers = (decoder_depth or depth) if is_decoder else depth
         return stack(layers, layer, order="pre", norm=partial(RMSNorm, dim, eps=norm_eps), dropout=dropout)
 
+    # encoder first: the order in which weights are drawn
     encoder = side("both")
     decoder = side("past")
     for part in (encoder, decoder):
         init_t5(part, head_dim)
+    # stored at dim^-0.5 of the released embedding, so that the tied output needs no factor of its own
     scale = 1.0 if output == "tied-unscaled" else dim**0.5
     embed = TokenEmbedding(vocab, dim, scale=scale, std=dim**-0.5, dropout=dropout)
     head = ClassHead(dim, vocab, tied=None if output == "untied" else embed.token)

@@ -32,5 +32,6 @@ def tc_resnet(
     if dim % WIDTH_UNITS[-1]:
         raise UserError(f"dim ({dim}) must be a multiple of {WIDTH_UNITS[-1]}: the stages have 1/2, 2/3 and all of it")
     first, *stages = (dim * units // WIDTH_UNITS[-1] for units in WIDTH_UNITS)
+    # mel bands are the channels of the first convolution, so that every filter sees all frequencies at once
     embed = TemporalResNet(mels, [first, *(width for width in stages for _ in range(depth))])
     return AudioClassifier(embed, Chain(), ClassHead(dim, classes, bias=True, transform=Dropout(dropout)))

@@ -132,6 +132,7 @@ def _embeddings(
     std = None if is_scaled else init_std(dim)
 
     def embedding(vocab: int) -> TokenEmbedding:
+        # learned positions begin at the scale of the token vectors that they are added to
         if position == "learned":
             added: Position = LearnedPosition(dim, max_length, std=1.0 if is_scaled else init_std(dim))
         else:
@@ -144,9 +145,11 @@ def _embeddings(
     target = embedding(vocab)
     if source_vocab is not None:
         return embedding(source_vocab), target
+    # nothing is learned for each side, so that one module serves both
     if position != "learned" and not has_norm:
         return target, target
     source = embedding(vocab)
+    # the sides have positions or norms of their own, and one matrix of tokens
     source.token = target.token
     return source, target
 

@@ -62,6 +62,7 @@ def transformer_lm(
     Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory. `kernel`,
     `kv_heads` and `loops` make a trained model another one: see `manyformer convert`."""
     check_heads(dim, heads)
+    # what any kernel of the table may need: one with a window takes the window, one with features the width
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, window=window, sinks=sinks or 0)
 
     def layer(number: int) -> dict[str, Layer]:

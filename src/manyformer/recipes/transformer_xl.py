@@ -83,6 +83,7 @@ def transformer_xl(
     mask = Causal() if context == "growing" or memory_length is None else Window(memory_length)
 
     def attention(number: int, make_attention: XLAttentionMaker) -> Layer:
+        # without a memory each row is a text of its own
         source = None
         if memory_length is not None:
             source = SegmentMemorySource(memory_length, dim)
@@ -127,6 +128,7 @@ def xl_model(
 
     def layer(number: int) -> dict[str, Layer]:
         position = make_position()
+        # inside the attention, not before it: what the memory holds is then normalized with what is new
         pre_norm = None if norm_order == "post" else layer_norm()
 
         def make_attention(kernel: Kernel, source: KVSource | None) -> Attention:
@@ -139,6 +141,7 @@ def xl_model(
         return {"attention": attention, "ff": FeedForward(dim, ff_dim, activation=details.make_activation())}
 
     body = stack(depth, layer, order=norm_order, norm=layer_norm, dropout=dropout)
+    # N(0, std^2) for all matrices, without the smaller outputs of branches that GPT-2 has
     for module in body.modules():
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=std)

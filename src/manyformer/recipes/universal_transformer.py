@@ -91,11 +91,13 @@ class UniversalConfig(NamedTuple):
         residual = partial(branch, order=order, norm=partial(nn.LayerNorm, self.dim), dropout=self.dropout)
         source = None
         if self.options["halting"] != "fixed":
+            # a halted token no longer changes: its keys and values are cached, and active tokens alone are computed
             source = HaltedTokenSource()
         attention = residual(Attention(self.dim, self.heads, SoftmaxKernel(mask), source=source))
         cross_attention = None
         if cross:
             cross_attention = residual(Attention(self.dim, self.heads, SoftmaxKernel(), source=CrossAttentionSource()))
+        # a convolution of a decoder must not see the tokens to the right either
         transition = residual(self._make_transition(causal=mask is not None))
         block = UniversalBlock(attention, transition, cross=cross_attention)
         body = self._repeat(block, PositionStepSignal(SinusoidalPosition(self.dim), self._make_step_signal()))
@@ -123,6 +125,7 @@ class UniversalConfig(NamedTuple):
         if self.options["transition"] == "feedforward":
             return FeedForward(self.dim, self.ff_dim)
         ff_dim = 4 * self.dim if self.ff_dim is None else self.ff_dim
+        # widths 3 and 5, as in the released code
         first = SeparableConv(self.dim, ff_dim, 3, causal=causal)
         return Chain(first=first, relu=Pointwise(nn.ReLU()), second=SeparableConv(ff_dim, self.dim, 5, causal=causal))
 

@@ -74,6 +74,12 @@ def vit(
     the class token, which is one head that reads both. Raises UserError for such a token with another `pool`."""
     if distillation_token != "none" and pool != "first":
         raise UserError(f"distillation_token ({distillation_token}) stands beside a class token: set pool to first")
+    # learned tokens in front of the patches: the class token, and DeiT's that learns from a teacher
+    leading = 0
+    if distillation_token != "none":
+        leading = 2
+    elif pool == "first":
+        leading = 1
     layer = attention_layers(dim, heads, ff_dim, lambda number: SoftmaxKernel())
     shape = (height, width, channels)
     return image_classifier(
@@ -87,7 +93,7 @@ def vit(
         pool="leading" if distillation_token == "read" else pool,
         dropout=dropout,
         norm_eps=norm_eps,
-        leading=2 if distillation_token != "none" else 1 if pool == "first" else 0,
+        leading=leading,
         pixel_scaling=pixel_scaling,
     )
 

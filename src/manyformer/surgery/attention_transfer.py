@@ -74,6 +74,7 @@ def transfer_attention(
             loss = torch.stack(_layer_losses(teacher, pairs, next(batches), config)).mean()
             if not loss.isfinite():
                 raise UserError(f"attention transfer diverged at step {step + 1}: lower its learning rate, {config.lr}")
+            # a straight line to 0, so that the kernels that are kept are not those of a noisy last step
             optimizer.param_groups[0]["lr"] = config.lr * (1 - step / config.steps)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -149,6 +150,7 @@ def _teacher_calls(teacher: Model, pairs: list[AttentionPair], batch: Batch) -> 
     with ExitStack() as hooks:
         for attention in pairs:
             hooks.callback(attention.teacher.register_forward_hook(record(attention.name)).remove)
+        # one pass of the teacher gives every layer its true input: errors of lower students do not reach upper ones
         teacher.score(to_device(batch, teacher.device))
     return calls
 
@@ -156,6 +158,7 @@ def _teacher_calls(teacher: Model, pairs: list[AttentionPair], batch: Batch) -> 
 def _match_outputs(pair: AttentionPair, call: LayerCall) -> Tensor:
     valid = call.ctx.positions.segment_ids.expand(call.x.shape[:2]) != PADDING_SEGMENT
     error = (pair.student(call.x, call.ctx).y - call.y)[valid]
+    # relative, so that layers with large outputs do not decide the mean over layers
     return error.square().mean() / call.y[valid].square().mean()
 
 
@@ -164,6 +167,7 @@ def _match_weights(pair: AttentionPair, call: LayerCall) -> Tensor:
     with torch.no_grad():
         trained = _attention_weights(pair.name, pair.teacher, call)
     weights = _attention_weights(pair.name, pair.student, call)
+    # masked weights are 0, whose logarithm is not finite
     smallest = torch.finfo(weights.dtype).tiny
     logarithms = trained.clamp_min(smallest).log() - weights.clamp_min(smallest).log()
     # (b, h, l): the sums over keys

@@ -20,6 +20,7 @@ RecipeKeywords = dict[str, Any]
 
 OriginKind = Literal["copied", "derived", "new"]
 
+# layers have their numbers as names, such as body.3.attention
 _LAYER = re.compile(r"((?:encoder|decoder)\.)?body\.(\d+)\b")
 
 
@@ -81,6 +82,7 @@ class ModelPair:
             layers = _copied_layers(old_depth, depth, options.growth)
         else:
             layers = []
+        # init_from gives the tensors of a file beside a structure without memory
         tensors = source.state_dict() if tensors is None else tensors
         return cls(source, target, options, tensors, target.state_dict(), _modules(source), _modules(target), layers)
 
@@ -147,6 +149,7 @@ def _copied_layers(old_depth: int, depth: int, growth: LayerGrowth) -> list[int]
         raise UserError(
             f"depth ({depth}) of two overlapping copies must be even and at most {2 * old_depth}, twice the model's"
         )
+    # the first half of the new layers from the bottom, the second half up to the top; they overlap in the middle
     return [*range(depth // 2), *range(old_depth - depth // 2, old_depth)]
 
 
@@ -165,18 +168,18 @@ class TransformedModel(NamedTuple):
 class RecipeConversion:
     """How models of a recipe become models of another one.
 
-    `keywords` makes keywords of the target from those of the source and those that were asked for; by default equal
+    `keywords` makes keywords of the target from those of the source and those that were requested; by default equal
     names are equal. `rules` derive tensors that equal names do not explain. Tensors whose names match a key of `new`
     begin with their initial values, those of `left_behind` are dropped, for the reason that is the value. `transform`
     takes the place of all this for a conversion that is more than names: it gets the model and the keywords that were
-    asked for. `warnings` gets the keywords before and after.
+    requested. `warnings` gets the keywords before and after.
     """
 
     source: str
     target: str
     paper: str
     finding: str
-    keywords: Callable[[RecipeKeywords, RecipeKeywords], RecipeKeywords] = lambda source, asked: {}
+    keywords: Callable[[RecipeKeywords, RecipeKeywords], RecipeKeywords] = lambda source, requested: {}
     rules: Sequence[WeightRule] = ()
     new: Mapping[str, str] = field(default_factory=dict)
     left_behind: Mapping[str, str] = field(default_factory=dict)

@@ -127,7 +127,7 @@ def _transfer(
 def _report(
     model: Model, filled: _FilledModel, conversion: RecipeConversion | None, swapped: str | None
 ) -> ConversionReport:
-    """What became of a model; `swapped` is the kernel that was asked for."""
+    """What became of a model; `swapped` is the kernel that was requested."""
     spec = model.spec
     new_spec = filled.model.spec
     warnings = list[str]()
@@ -181,12 +181,14 @@ def logit_difference(model: Model, new_model: Model) -> float | None:
     task = task_of(model)
     if task_of(new_model) is not task:
         return None
+    # such as images, whose size decides the length
     fixed_length = task.fixed_length(model)
     new_fixed_length = task.fixed_length(new_model)
     if fixed_length != new_fixed_length:
         return None
     limits = [limit for each in (model, new_model) if (limit := each.max_length) is not None]
     length = fixed_length or min([COMPARED_TOKENS, *limits])
+    # a generator of its own: a conversion does not change what the program draws later
     tokens = torch.randint(task.token_ids(model), (2, length), generator=torch.Generator().manual_seed(0))
     outputs = []
     for each in (model, new_model):
@@ -197,13 +199,13 @@ def logit_difference(model: Model, new_model: Model) -> float | None:
     return None
 
 
-def _build_target(model: Model, target: str, asked: RecipeKeywords, conversion: RecipeConversion | None) -> Model:
+def _build_target(model: Model, target: str, requested: RecipeKeywords, conversion: RecipeConversion | None) -> Model:
     """A new model of the target recipe, on the device and of the dtype of `model`."""
     recipe = get_recipe(target)
     saved = model.spec.keywords
     valid_names = recipe.signature.parameters
-    check_names(target, asked, valid_names)
-    chosen = asked | ({} if conversion is None else conversion.keywords(saved, asked))
+    check_names(target, requested, valid_names)
+    chosen = requested | ({} if conversion is None else conversion.keywords(saved, requested))
     defaults = get_recipe(model.spec.recipe).signature.parameters
     for name, value in saved.items():
         if name not in valid_names and value != defaults[name].default:
@@ -254,4 +256,5 @@ def transfer_batches(model: Model, path: str | Path) -> Iterator[Iterator[Batch]
         assert batches is not None
         if not len(batches):
             raise UserError(f"{path} holds less text than one row of {data.length} tokens")
+        # an iterator of the batches would end; this one begins again, in the same order
         yield itertools.chain.from_iterable(itertools.repeat(batches))

@@ -58,6 +58,7 @@ def collaborate(
             if layer not in converted:
                 converted.add(layer)
                 errors[name] = share_dimensions(layer, shared_layer, rounds=rounds, starts=starts, seed=seed)
+            # those of attention are set already, under other names
             copied_weights = {key: value for key, value in copied_weights.items() if not key.startswith(f"{name}.")}
     for key, value in counterpart.state_dict().items():
         if key in copied_weights:
@@ -101,6 +102,7 @@ def share_dimensions(layer: Attention, target: CollaborativeAttention, *, rounds
 def factorize(q: FloatArray, k: FloatArray, shared: int, *, rounds: int, starts: int, seed: int) -> CanonicalFactors:
     """The canonical polyadic decomposition of rank `shared` of the products q_h^T k_h of all heads, (h, e, d) each."""
     heads, width, _ = q.shape
+    # each dimension serves one head: exact, and no decomposition is needed
     if shared == heads * width:
         mixing = np.repeat(np.eye(heads), width, axis=1)
         return CanonicalFactors(q.reshape(shared, -1).T, mixing, k.reshape(shared, -1).T, 0.0)
@@ -143,6 +145,7 @@ def _alternate_least_squares(tensor: FloatArray, factors: list[FloatArray], roun
     error = float(np.linalg.norm(rebuilt - tensor) / np.linalg.norm(tensor))
     weights, matrices = decomposition
     sizes = [np.maximum(np.linalg.norm(part, axis=0), np.finfo(float).tiny) for part in matrices]
+    # only the product of the three columns is determined: equal norms keep all of them in range
     mean = np.cbrt(weights * sizes[0] * sizes[1] * sizes[2])
     query, mixing, key = (part / size * mean for part, size in zip(matrices, sizes, strict=True))
     return CanonicalFactors(query, mixing, key, error)

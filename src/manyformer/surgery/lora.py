@@ -33,10 +33,12 @@ class LoraLinear(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.lora_a = nn.Parameter(base.weight.new_empty(len(self.sizes) * self.rank, base.in_features))
         self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, self.rank))
+        # as nn.Linear draws its matrix
         nn.init.kaiming_uniform_(self.lora_a, a=math.sqrt(5))
         base.requires_grad_(requires_grad=False)
 
     def forward(self, x: Float[Tensor, "... d"]) -> Float[Tensor, "... e"]:
+        # one product for the A of all blocks
         low_rank = torch.split(F.linear(self.dropout(x), self.lora_a), self.rank, dim=-1)
         blocks = zip(low_rank, torch.split(self.lora_b, self.sizes), strict=True)
         y: Tensor = self.base(x)
@@ -82,6 +84,7 @@ def attach_lora(model: nn.Module, config: LoraConfig) -> None:
         raise UserError("lora.rank is null: adapters need a rank, such as 8")
     linears = _adaptable_layers(model)
     selected = {name: layer for part in config.parts for name, layer in _matching(part, linears).items()}
+    # by identity: a head tied to the embedding is the same parameter
     head = {id(w) for name, part in model.named_children() if is_head(name) for w in part.parameters()}
     tied = {id(w) for name, part in model.named_children() if not is_head(name) for w in part.parameters()}
     for weight in model.parameters():
@@ -115,6 +118,7 @@ def _adaptable_layers(model: nn.Module) -> dict[str, nn.Linear]:
         for name, layer in model.named_modules()
         if type(layer) is nn.Linear
         and layer.weight.requires_grad
+        # an adapter on a shared matrix would change it in one place and not in the other
         and uses[id(layer.weight)] == 1
         and not is_head(name.partition(".")[0])
     }

@@ -73,6 +73,7 @@ def memorize(
         raise UserError(f"layer ({layer}) must be {old_keywords['layer']}, the layer that has the model's memory")
     parameter = next(model.parameters())
     memorizing = build(MEMORIZING_RECIPE, **keywords).to(device=parameter.device, dtype=parameter.dtype)
+    # not strict: the weights of the gate are new
     load_result = memorizing.load_state_dict(model.state_dict(), strict=False)
     if has_memory:
         new_weights = set()
@@ -123,9 +124,9 @@ def _check_repeated_positions(reach: str, source: RecipeKeywords, target: Recipe
     ]
 
 
-def _make_collaborative(recipe: str | None, model: Model, asked: RecipeKeywords) -> TransformedModel:
+def _make_collaborative(recipe: str | None, model: Model, requested: RecipeKeywords) -> TransformedModel:
     name = SHARED_QK_DIM if recipe is None else "shared_dim"
-    keywords = {name: model.spec.keywords.get("dim"), **asked}
+    keywords = {name: model.spec.keywords.get("dim"), **requested}
     shared = keywords.pop(name)
     _refuse_others(keywords, name)
     result = collaborate(model, shared=shared, recipe=recipe)
@@ -136,14 +137,14 @@ def _make_collaborative(recipe: str | None, model: Model, asked: RecipeKeywords)
     return TransformedModel(result.model, derivations)
 
 
-def _make_memorizing(model: Model, asked: RecipeKeywords) -> TransformedModel:
+def _make_memorizing(model: Model, requested: RecipeKeywords) -> TransformedModel:
     keywords = {
         "knn_memory_size": None,
         "layer": None,
         "neighbours": None,
         "block": None,
         "gate": DEFAULT_GATE,
-        **asked,
+        **requested,
     }
     if (memory := keywords.pop("knn_memory_size")) is None:
         raise UserError("a memory needs its size: set knn_memory_size, such as 8192")
@@ -152,8 +153,8 @@ def _make_memorizing(model: Model, asked: RecipeKeywords) -> TransformedModel:
     return TransformedModel(memorize(model, memory=memory, **chosen))
 
 
-def _make_early_exit(model: Model, asked: RecipeKeywords) -> TransformedModel:
-    return TransformedModel(early_exit(model, **asked))
+def _make_early_exit(model: Model, requested: RecipeKeywords) -> TransformedModel:
+    return TransformedModel(early_exit(model, **requested))
 
 
 def _refuse_others(keywords: RecipeKeywords, allowed: str) -> None:

@@ -45,6 +45,7 @@ def transfer_weights(pair: ModelPair, conversion: RecipeConversion | None = None
         values[name], origin = _derive(pair, conversion, name)
         trained = {other: tensor for other in names if (tensor := pair.trained(other)) is not None}
         different = [other for other, tensor in trained.items() if not _equal(tensor, trained[name])]
+        # a layer that is applied several times is made of different layers, which is what its rule is for
         if different and not pair.shared_places(name):
             raise UserError(f"{name} and {different[0]} differ in the model, and are one tensor in the new one")
         origins.append(origin)
@@ -88,6 +89,7 @@ def _derive_if_known(
     if is_of_new_kernel(pair, name):
         return initial, TensorOrigin(name, "new", "tensors of a kernel of another kind")
     is_same_shape = trained is not None and trained.shape == initial.shape
+    # a rule may answer with a tensor of another shape, which then is no answer
     for rule in (
         shared_layers,
         silent_layers,
@@ -137,6 +139,7 @@ def shared_layers(pair: ModelPair, name: str) -> DerivedTensor | None:
     if pair.options.sharing == "mean":
         return DerivedTensor(torch.stack(tensors).mean(0), f"the mean of {len(places)} layers, which become one")
     distance = places[1] - places[0]
+    # the new layers spread evenly over the old ones, of which the first and the last are among them
     number = places[0] * (distance * len(places) - 1) // max(1, distance - 1)
     return DerivedTensor(pair.tensors[rename_layer(name, number)], "of layers at even distances, the others are left")
 
@@ -161,6 +164,7 @@ def repeated_positions(pair: ModelPair, name: str) -> DerivedTensor | None:
     if table is None or not isinstance(pair.target.get_submodule(name.rpartition(".")[0]), LearnedPosition):
         return None
     rows = len(pair.initial[name])
+    # learned positions of a shorter text are its first ones
     if rows < len(table):
         return DerivedTensor(table[:rows], f"the first {rows:,} of {len(table):,} positions")
     return DerivedTensor(table.repeat(-(-rows // len(table)), 1)[:rows], f"{len(table):,} positions, repeated")
@@ -173,6 +177,7 @@ def added_gate_rows(pair: ModelPair, name: str) -> DerivedTensor | None:
     if loaded is None or layer is None or not layer.kernel.gate_dim or layer.kernel.gate_projection is not None:
         return None
     heads, key_dim, value_dim = layer.kv_shape
+    # (heads, values): gates stand behind the values of each head, so the old rows are not contiguous
     rows = torch.arange(heads * value_dim).view(heads, value_dim)[:, : value_dim - layer.kernel.gate_dim]
     rows = torch.cat([torch.arange(heads * key_dim), heads * key_dim + rows.flatten()])
     if len(rows) != len(loaded):
@@ -265,6 +270,7 @@ def build_saved_structure(folder: Path) -> nn.Module | None:
     spec = read_spec(folder)
     if spec.recipe not in recipe_names():
         return None
+    # recipes draw random blocks and directions even on the meta device
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         return get_recipe(spec.recipe).build(**spec.keywords)
 
@@ -275,6 +281,7 @@ def describe_changes(saved: nn.Module, model: nn.Module, new_part: str | None = 
     Weights are not compared, nor what has an effect in training alone, nor the modules of a part that is new."""
     saved_modules = dict(saved.named_modules())
     places = dict[tuple[str, str], list[str]]()
+    # a mechanism is described with all its parts, which are then not described again
     left_out = tuple(f"{name}." for name, part in model.named_modules() if _is_mechanism(part))
     left_out += () if new_part is None else (new_part,)
     for name, module in model.named_modules():

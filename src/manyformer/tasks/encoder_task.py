@@ -131,7 +131,11 @@ def import_head(keywords: Mapping[str, Any]) -> None:
 
 def head_named_in(keywords: Mapping[str, Any]) -> EncoderTask | None:
     """The task of the head that the keywords of a recipe name; None for a recipe without the keyword."""
-    return ENCODER_HEADS.get(keywords.get(HEAD, ""))
+    name = keywords.get(HEAD)
+    # keywords of a saved model are not checked yet: a list has no hash
+    if isinstance(name, str):
+        return ENCODER_HEADS.get(name)
+    return None
 
 
 def expected_head(task: Task) -> dict[str, Any]:

@@ -109,6 +109,7 @@ class ManyformerForQuestionAnswering(ManyformerModel):
         segments = segments_of(attention_mask, input_ids.shape[1])
         logits, _, auxiliary = self.model(input_ids, segments)
         if segments is not None:
+            # pipelines take the best pair of positions, so padding must never win
             logits = logits.masked_fill((segments == PADDING_SEGMENT)[..., None], torch.finfo(logits.dtype).min)
         targets = None
         if start_positions is not None and end_positions is not None:
@@ -236,6 +237,7 @@ class SourceEncoder(nn.Module):
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
+        # past nn.Module's registration, so that the encoder's weights are not listed twice
         object.__setattr__(self, "model", model)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None, **options: Any) -> BaseModelOutput:

@@ -190,6 +190,7 @@ class ManyformerModel(PreTrainedModel):
             for name, weight in self.named_parameters(remove_duplicate=False)
             if first_names.setdefault(id(weight), name) != name
         }
+        # transformers builds on the meta device and fills from files; what no file has is drawn later (_init_weights)
         self._is_empty = next(self.parameters()).is_meta
         self._drawn: Model | None = None
         self.post_init()
@@ -228,6 +229,7 @@ class ManyformerModel(PreTrainedModel):
         if not self._is_empty or module is self:
             return
         if self._drawn is None:
+            # drawn once for all missing weights, and without changing the random numbers of the program
             with torch.random.fork_rng(devices=[]), torch.device("cpu"):
                 object.__setattr__(self, "_drawn", self.config.build())
         assert self._drawn is not None

@@ -36,6 +36,7 @@ def setting(
     write: Callable[[Mapping[str, Any]], Any] | None = None,
 ) -> ConfigRule:
     """A field and a keyword; without `write`, the field has the value of the keyword."""
+    # most fields say the value of the keyword itself, so that one line reads and writes them
     value_of = write or (lambda keywords: keywords[keyword])
     return ConfigRule(lambda config: {keyword: read(config)}, lambda keywords: {field: value_of(keywords)})
 
@@ -71,7 +72,7 @@ def either(field: str, keyword: str, true: str, false: str) -> ConfigRule:
 
 
 def choice(field: str, keyword: str, default: str, names: Mapping[str, str]) -> ConfigRule:
-    """One of some names, from theirs to ours; of several names for one of ours, the first is written."""
+    """One of some names, from those in the config to ours; of several for one of ours, the first is written."""
 
     def read(config: HFConfig) -> str:
         return names[config.choice(field, default, names)]
@@ -90,6 +91,7 @@ def required(*, missing: Any = ..., **values: Any) -> ConfigRule:
 
     def read(config: HFConfig) -> Keywords:
         for name, value in values.items():
+            # None is a value that a field may have to lack, so "not given" is an ellipsis
             config.require(name, expected=value, default=value if missing is ... else missing)
         return {}
 
@@ -137,9 +139,10 @@ PARAMETERS = (*WEIGHT, *BIAS)
 
 
 class TensorRule(NamedTuple):
-    """Tensors of a foreign model that hold the same numbers as some of ours, and the functions from each to the other.
+    """Stored tensors that hold the same numbers as some of ours, and the functions from each to the other.
 
-    Both functions are linear, so that gradients may be mapped as well."""
+    `hf` names the stored tensors and `ours` those of the model. Both functions are linear, so that gradients may be
+    mapped as well."""
 
     hf: tuple[str, ...]
     ours: tuple[str, ...]
@@ -153,7 +156,7 @@ def same(hf: str, ours: str) -> TensorRule:
 
 
 def transposed(hf: str, ours: str) -> TensorRule:
-    """A matrix that the other library stores as (inputs, outputs)."""
+    """A matrix that is stored as (inputs, outputs)."""
     return TensorRule((hf,), (ours,), _transpose, _transpose)
 
 
@@ -163,21 +166,22 @@ def reshaped(hf: str, ours: str, hf_shape: Sequence[int], our_shape: Sequence[in
 
 
 def shifted(hf: str, ours: str, offset: float) -> TensorRule:
-    """Our tensor is theirs plus a number."""
+    """Our tensor is the stored one plus a number."""
     return TensorRule((hf,), (ours,), lambda x: [x[0] + offset], lambda x: [x[0] - offset])
 
 
 def padded_rows(hf: str, ours: str, rows: int) -> TensorRule:
-    """Our tensor is theirs without so many rows at its start, which are 0 on the way back."""
+    """Our tensor is the stored one without so many rows at its start, which are 0 on the way back."""
 
     def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        # rows of positions that no text reaches
         return [torch.cat([x[0].new_zeros(rows, *x[0].shape[1:]), x[0]])]
 
     return TensorRule((hf,), (ours,), lambda x: [x[0][rows:]], to_hf)
 
 
 def first_row(hf: str, ours: str, rows: int) -> TensorRule:
-    """Our vector is the first row of their table of so many rows, whose others are 0 on the way back."""
+    """Our vector is the first row of a stored table of so many rows, whose others are 0 on the way back."""
 
     def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return [torch.cat([x[0][None], x[0].new_zeros(rows - 1, x[0].shape[0])])]
@@ -186,32 +190,32 @@ def first_row(hf: str, ours: str, rows: int) -> TensorRule:
 
 
 def constant(ours: str, value: Tensor) -> TensorRule:
-    """A tensor of ours that follows from the keywords, and that the other library does not store."""
+    """A tensor of ours that follows from the keywords and is not stored."""
     return TensorRule((), (ours,), lambda x: [value], lambda x: [])
 
 
 def unused(hf: str, shape: Sequence[int]) -> TensorRule:
-    """A tensor that only the other library has: left out of imports, and zeros in exports."""
+    """A tensor that only the Hugging Face model has: left out of imports, and zeros in exports."""
     return TensorRule((hf,), (), lambda x: [], lambda x: [torch.zeros(*shape)])
 
 
 def scaled(hf: str, ours: str, factor: float) -> TensorRule:
-    """Our tensor is theirs times a number."""
+    """Our tensor is the stored one times a number."""
     return TensorRule((hf,), (ours,), lambda x: [x[0] * factor], lambda x: [x[0] / factor])
 
 
 def stacked(hf: Sequence[str], ours: str, sizes: Sequence[int]) -> TensorRule:
-    """Our tensor has the rows of theirs, of which there are so many, one after another."""
+    """Our tensor has the rows of the stored ones, which have so many each, one after another."""
     return TensorRule(tuple(hf), (ours,), lambda x: [torch.cat(list(x))], lambda x: torch.split(x[0], list(sizes)))
 
 
 def stacked_experts(hf: Sequence[str], ours: str) -> TensorRule:
-    """Our tensor has an axis more, along which theirs stand: a matrix of each expert."""
+    """Our tensor has an axis more, along which the stored ones stand: a matrix of each expert."""
     return TensorRule(tuple(hf), (ours,), lambda x: [torch.stack(list(x))], lambda x: x[0].unbind())
 
 
 def divided(hf: str, ours: Sequence[str], sizes: Sequence[int], *, is_transposed: bool = False) -> TensorRule:
-    """Their tensor has the rows of ours, of which there are so many; a matrix may be stored as (inputs, outputs)."""
+    """The stored tensor has the rows of ours, which have so many each; a matrix may be stored as (inputs, outputs)."""
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         return torch.split(x[0].T if is_transposed else x[0], list(sizes))
@@ -224,11 +228,12 @@ def divided(hf: str, ours: Sequence[str], sizes: Sequence[int], *, is_transposed
 
 
 def grouped(hf: str, ours: Mapping[str, Sequence[int]], groups: int) -> TensorRule:
-    """Our tensors have blocks of so many rows; theirs has, for each of `groups` in turn, a share of every block."""
+    """Our tensors have blocks of so many rows; the stored one has a share of every block for each group in turn."""
     sizes = [rows for blocks in ours.values() for rows in blocks]
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         by_group = x[0].view(groups, -1, *x[0].shape[1:])
+        # (groups, rows of all blocks in a group, ...): cut into blocks, then each block joined over the groups
         blocks = iter(torch.split(by_group, [rows // groups for rows in sizes], 1))
         return [torch.cat([next(blocks).flatten(0, 1) for _ in rows]) for rows in ours.values()]
 
@@ -246,9 +251,10 @@ def depthwise(hf: str, ours: str) -> TensorRule:
 
 
 def interleaved(hf: str, ours: Sequence[str]) -> TensorRule:
-    """Their channels alternate between our two tensors; matrices of experts are stored as (inputs, outputs)."""
+    """The stored channels alternate between our two tensors; matrices of experts are stored as (inputs, outputs)."""
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        # even channels gate, odd ones are gated, as gpt-oss stores both in one matrix
         parts = (x[0][..., 0::2], x[0][..., 1::2])
         return [part.mT if part.ndim == 3 else part for part in parts]
 
@@ -277,7 +283,7 @@ def attention_projections(
 def each_module(
     hf: str, ours: str, names: Mapping[str, str], kinds: Iterable[str] = PARAMETERS
 ) -> Iterator[TensorRule]:
-    """Equal parameters of several modules, from their names below `theirs` to ours below `ours`."""
+    """Equal parameters of several modules, from the names below `hf` to those below `ours`."""
     for hf_name, our_name in names.items():
         yield from each_parameter(f"{hf}.{hf_name}", f"{ours}.{our_name}", kinds)
 
@@ -316,6 +322,7 @@ class ModelFamily:
         """The keywords of a model with this config. Raises UserError for settings that the recipe does not have."""
         keywords: Keywords = {}
         for rule in self.config_rules:
+            # later rules win: one may take back what an earlier one has read
             keywords |= rule.read(config)
         return keywords
 
@@ -338,6 +345,7 @@ class ModelFamily:
             new_name = old_name
             for pattern, replacement in self.old_names.items():
                 new_name = re.sub(pattern, replacement, new_name)
+            # a file may have both names, of which the old one is then a copy that `left_out` explains
             if new_name not in complete:
                 complete[new_name] = complete.pop(old_name)
         return complete
@@ -356,8 +364,7 @@ _FILES = {
     "encoder_decoders": ("t5", "mt5", "bart", "mbart", "marian", "pegasus"),
     "reformer": ("reformer",),
     "expert_decoders": ("mixtral", "deepseek_v3", "deepseek_v32", "gpt_oss"),
-    "mamba": ("mamba",),
-    "qwen3_next": ("qwen3_next",),
+    "recurrent_decoders": ("mamba", "qwen3_next"),
     "perceiver_family": ("perceiver",),
 }
 """The files of this package, each with the `model_type`s of its `FAMILIES`."""

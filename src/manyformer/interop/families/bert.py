@@ -152,6 +152,7 @@ def read_head(config: HFConfig, head_of_suffix: Mapping[str, str] = HEAD_OF_SUFF
     probabilities of labels."""
     architecture = config.architecture
     suffixes = dict(head_of_suffix)
+    # without a head, any name that ends in Model will do: the head is new
     if config.is_bare:
         suffixes = {"Model": next(iter(head_of_suffix.values()))}
     head = next((head for suffix, head in suffixes.items() if architecture.endswith(suffix)), None)
@@ -162,6 +163,7 @@ def read_head(config: HFConfig, head_of_suffix: Mapping[str, str] = HEAD_OF_SUFF
         )
     if head not in WITH_LABELS:
         return {"head": head}
+    # several labels at once, or regression, would need another loss
     problem = config.content.get("problem_type")
     if problem not in (None, "single_label_classification"):
         raise UserError(f"{config.file}: problem_type is {problem!r:.60}, and heads of our recipes choose one label")
@@ -235,6 +237,7 @@ def encoder_family(
     keywords; `left_out` and `old_names` are those of the family, besides what follows from other tensors in all."""
 
     def tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+        # RoBERTa numbers positions from the id of padding on, so that padding itself has a row
         first_position = keywords[PAD_ID] + 1 if after_padding else 0
         yield from encoder_rules(names, keywords, first_position=first_position)
         for layer_number in range(keywords["depth"] if layer is not None else 0):

@@ -96,6 +96,7 @@ def layer_pattern(letters: Mapping[str, str], default: Callable[[HFConfig], Sequ
         if len(kinds) != depth or not all(kind in letters for kind in kinds):
             raise UserError(f"{config.file}: layer_types must name {' or '.join(letters)} for each of {depth} layers")
         pattern = "".join(letters[kind] for kind in kinds)
+        # the shortest letters that repeat to this pattern: what a person would write
         periods = (pattern[:length] for length in range(1, depth + 1))
         return next(period for period in periods if (period * depth)[:depth] == pattern)
 
@@ -116,6 +117,7 @@ def read_rotary(
         rope = config.part("rope_parameters")
     else:
         rope = config.part("rope_scaling")
+    # the base moved into the entry of the scaling in version 5
     base = rope if "rope_theta" in rope.content else config
     kind = rope.choice("rope_type" if "rope_type" in rope.content else "type", "default", ROPE_TYPES)
     keywords = {"rope_base": base.number("rope_theta", default_base), "rope_scaling": ROPE_TYPES[kind]}
@@ -123,6 +125,7 @@ def read_rotary(
         return keywords
     for name, default in FIXED_ROPE_FIELDS.items():
         rope.require(name, expected=(special or {}).get(name, default), default=default)
+    # without it the length of the model is that before scaling
     if "original_max_position_embeddings" in rope.content:
         length = rope
     else:
@@ -200,6 +203,7 @@ def attention_rules(
     prefix: str, our_prefix: str, keywords: Mapping[str, Any], *, biases: str = "none"
 ) -> Iterator[TensorRule]:
     """The projections of attention, of which none, the inputs ("qkv") or all have a bias."""
+    # keys and values have a bias where queries have one
     biased = {"none": (), "qkv": ("q_proj",), "all": ("q_proj", "o_proj")}[biases]
     kv_rows = head_width(keywords) * (keywords["kv_heads"] or keywords["heads"])
     for part, our_part in {"q_proj": "q_proj", "o_proj": "out_proj"}.items():

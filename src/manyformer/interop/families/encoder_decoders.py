@@ -93,6 +93,7 @@ def _model_type(keywords: Mapping[str, Any]) -> str:
 
 def _read_vocabularies(config: HFConfig) -> Keywords:
     vocab = config.size("vocab_size", 50265)
+    # some Marian models have a vocabulary for each language
     if config.flag("share_encoder_decoder_embeddings", default=True):
         return {"vocab": vocab, "source_vocab": None}
     return {"vocab": config.size("decoder_vocab_size", vocab), "source_vocab": vocab}
@@ -197,6 +198,7 @@ T5_BRANCHES = {"attention": "SelfAttention", "cross": "EncDecAttention", "ff": "
 
 def _t5_output(config: HFConfig) -> str:
     """Whether the output is the embedding, and scaled as in the first T5."""
+    # in files without the field a tied output is a scaled one
     is_scaled = config.flag("scale_decoder_outputs", default=config.flag("tie_word_embeddings", default=True))
     if is_scaled and config.model_type != "mt5":
         return "tied"

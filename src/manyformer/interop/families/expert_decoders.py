@@ -77,9 +77,9 @@ def _gpt_oss_layer(hf: str, ours: str, number: int, keywords: Mapping[str, Any])
     yield from attention_rules(f"{hf}.self_attn", attention, keywords, biases="all")
     yield same(f"{hf}.self_attn.sinks", f"{attention}.kernel.sinks")
     yield from each_parameter(f"{hf}.mlp.router", f"{ours}.ff.inner.router.proj")
-    for their_end, our_end in (("", "weight"), ("_bias", "bias")):
-        pair = [f"{experts}.{part}.{our_end}" for part in ("gate", "up")]
-        yield interleaved(f"{hf}.mlp.experts.gate_up_proj{their_end}", pair)
+    for hf_end, end in (("", "weight"), ("_bias", "bias")):
+        pair = [f"{experts}.{part}.{end}" for part in ("gate", "up")]
+        yield interleaved(f"{hf}.mlp.experts.gate_up_proj{hf_end}", pair)
     yield transposed(f"{hf}.mlp.experts.down_proj", f"{experts}.down.weight")
     yield same(f"{hf}.mlp.experts.down_proj_bias", f"{experts}.down.bias")
 
@@ -151,6 +151,7 @@ def _dense_layers(config: HFConfig) -> int:
     if kinds is None:
         return count
     depth = config.size("num_hidden_layers")
+    # the recipe has its dense layers first
     count = kinds.count("dense")
     if kinds != ["dense"] * count + ["sparse"] * (depth - count):
         raise UserError(f"{config.file}: mlp_layer_types must name dense and then sparse layers, {depth} of them")

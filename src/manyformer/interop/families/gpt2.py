@@ -136,7 +136,7 @@ def _decision_tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
 
 
 def _standardized(hf: str, ours: str, mean: Tensor, std: Tensor) -> TensorRule:
-    """Our layer reads observations less their mean, divided by their deviation, and theirs as they are."""
+    """Our layer reads observations less their mean, divided by their deviation; the class reads them as they are."""
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         weight, bias = x
@@ -182,6 +182,6 @@ DECISION_TRANSFORMER = ModelFamily(
         r"encoder\.wte\.weight": "an embedding of text, which is not used",
     },
 )
-"""Theirs adds the first row of a table of positions to all tokens, here the `offset`, and does not store the window."""
+"""The class adds the first row of a table of positions to all tokens, here `offset`, and does not store the window."""
 
 FAMILIES = (GPT2, DECISION_TRANSFORMER)

@@ -127,6 +127,7 @@ def _write_class(keywords: Mapping[str, Any]) -> Keywords:
 
 def _model_type(keywords: Mapping[str, Any]) -> str:
     """The type of the first class that a model with these keywords may be of."""
+    # rows are in the order from the most special class to Llama, which any of them would fit as well
     for model_type, row in CLASSES.items():
         has_mark = row.mark is None or keywords[row.mark] != PLAIN[row.mark]
         if has_mark and all(keywords[name] == value for name, value in row.fixed.items()):
@@ -161,11 +162,13 @@ def _read_positions(config: HFConfig) -> Keywords:
         return read_rotary(config)
     config.require("use_bidirectional_attention", expected=False, default=False)
     rope = config.part("rope_parameters")
+    # in older files the base of layers with windows stands beside
     if FULL not in rope.content:
         window_base = config.number("rope_local_base_freq", 10_000.0)
         return read_rotary(config, default_base=1e6) | {"window_rope_base": window_base}
     local = rope.part(SLIDING)
     local.require("rope_type", expected="default", default="default")
+    # read as if full attention were all there is
     full = config._replace(content={**config.content, "rope_parameters": rope.part(FULL).content})
     window_base = local.number("rope_theta", 10_000.0)
     return read_rotary(full, default_base=1e6) | {"window_rope_base": window_base}
@@ -196,6 +199,7 @@ def _read_windows(config: HFConfig) -> Keywords:
         raise UserError(f"{config.file}: layer_types must name {FULL} or {SLIDING} for each of {depth} layers")
     if SLIDING not in kinds:
         return {"window_rope_base": None}
+    # the recipe has full attention in every n-th layer, so its first place decides all
     first_full = kinds.index(FULL) + 1 if FULL in kinds else None
     expected = [FULL if first_full and number % first_full == 0 else SLIDING for number in range(1, depth + 1)]
     if kinds != expected:
@@ -227,6 +231,7 @@ def _write_windows(keywords: Mapping[str, Any]) -> Keywords:
     if FULL in kinds or keywords["norm_order"] == "sandwich":
         fields["layer_types"] = kinds
     if window is not None:
+        # Qwen counts layers without windows from the bottom, and here there is none but those in layer_types
         fields["max_window_layers"] = 0
     return fields
 
@@ -267,6 +272,7 @@ def _write_gemma(keywords: Mapping[str, Any]) -> Keywords:
     if not keywords["scaled_embedding"]:
         raise UserError("norm_order is sandwich without scaled_embedding, and Gemma 2 scales its embedding")
     scale = keywords["score_scale"]
+    # Gemma stores the number under the root, as a whole one
     scalar = head_width(keywords) if scale is None else scale**-2
     if abs(scalar - round(scalar)) > 1e-6:
         raise UserError(f"score_scale is {scale}, and that of Gemma 2 is 1 / sqrt(n) for a whole number n")
@@ -348,6 +354,7 @@ def _read_phi3_rotary(config: HFConfig) -> Keywords:
         share = config
     rotated = int(width * share.number("partial_rotary_factor", 1.0))
     keywords: Keywords = {"rotated_dim": None if rotated == width else rotated}
+    # "type" is the name of the field in older files
     kind = rope.content.get("rope_type", rope.content.get("type", "default"))
     if kind not in LONGROPE_TYPES:
         return keywords | read_rotary(config)
@@ -357,6 +364,7 @@ def _read_phi3_rotary(config: HFConfig) -> Keywords:
     else:
         length = config
     original = length.size("original_max_position_embeddings", 4096)
+    # files of Phi-3 leave the factor out: it is what the longest text has more than the original one
     factor = rope.number("factor", config.size("max_position_embeddings", 4096) / original)
     base = rope if "rope_theta" in rope.content else config
     divisors = [_read_divisors(rope, name, rotated // 2) for name in ("short_factor", "long_factor")]

@@ -46,12 +46,11 @@ def _longformer_window(config: HFConfig) -> int:
     """The window on each side of a token; the config has windows of both sides, one for each layer."""
     widths = config.content.get("attention_window", 512)
     depth = config.size("num_hidden_layers", 12)
-    if isinstance(widths, list):
-        widths = widths
-    else:
+    if not isinstance(widths, list):
         widths = [widths] * depth
     if len(widths) != depth or any(type(width) is not int or width < 2 or width % 2 for width in widths):
         raise UserError(f"{config.file}: attention_window ({widths!r:.60}) must be an even number for each layer")
+    # published models have equal windows in all layers
     if len(set(widths)) > 1:
         raise UserError(
             f"{config.file}: attention_window ({widths!r:.60}) differs from layer to layer, and no recipe has that"
@@ -121,6 +120,7 @@ def _read_full_length(config: HFConfig) -> Keywords:
     attention = config.choice("attention_type", "block_sparse", ("block_sparse", "original_full"))
     block = config.size("block_size", 64)
     random = config.whole_number("num_random_blocks", 3)
+    # the class itself turns to full attention for texts that its blocks would cover anyway
     length = _full_length(block, random)
     if attention == "original_full":
         length = config.size("max_position_embeddings", 512)

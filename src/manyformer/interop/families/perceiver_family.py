@@ -73,32 +73,32 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     yield from each_parameter(f"{cross}.attention.self.layernorm2", f"{ours}.input_norm")
     yield from _feed_forward_rules(cross, f"{reading}.ff")
     for layer in range(keywords["depth"]):
-        foreign = f"{encoder}.self_attends.{layer}"
+        hf = f"{encoder}.self_attends.{layer}"
         block = f"{ours}.inner.layers.{layer}"
-        yield from _attention_rules(foreign, f"{block}.attention.pre_norm", f"{block}.attention.inner", rows)
-        yield from _feed_forward_rules(foreign, f"{block}.ff")
+        yield from _attention_rules(hf, f"{block}.attention.pre_norm", f"{block}.attention.inner", rows)
+        yield from _feed_forward_rules(hf, f"{block}.ff")
     decoder = "perceiver.decoder"
     writing = "body.decoder"
     rows = [query_rows, keywords["dim"]]
     cross = f"{decoder}.decoding_cross_attention"
     yield same(f"{decoder}.output_position_encodings.position_embeddings", "body.queries.weight")
     yield from _attention_rules(cross, f"{writing}.query_norm.inner", f"{writing}.attention", rows)
-    # they normalize the latents where the queries read them, we where the layers end
+    # the class normalizes the latents where the queries read them, the recipe where the layers end
     yield from each_parameter(f"{cross}.attention.self.layernorm2", f"{ours}.inner.layers.norm.inner")
     yield from _feed_forward_rules(cross, f"{writing}.ff")
     yield same("embedding_decoder.bias", "head.bias")
 
 
-def _attention_rules(foreign: str, query_norm: str, attention: str, kv_rows: list[int]) -> Iterator[TensorRule]:
-    inner = f"{foreign}.attention.self"
-    projections = [*(f"{inner}.{part}" for part in ("query", "key", "value")), f"{foreign}.attention.output.dense"]
+def _attention_rules(hf: str, query_norm: str, attention: str, kv_rows: list[int]) -> Iterator[TensorRule]:
+    inner = f"{hf}.attention.self"
+    projections = [*(f"{inner}.{part}" for part in ("query", "key", "value")), f"{hf}.attention.output.dense"]
     yield from each_parameter(f"{inner}.layernorm1", query_norm)
     yield from attention_projections(projections, attention, kv_rows)
 
 
-def _feed_forward_rules(foreign: str, ours: str) -> Iterator[TensorRule]:
+def _feed_forward_rules(hf: str, ours: str) -> Iterator[TensorRule]:
     names = {"layernorm": "pre_norm", "mlp.dense1": "inner.up", "mlp.dense2": "inner.down"}
-    yield from each_module(foreign, ours, names)
+    yield from each_module(hf, ours, names)
 
 
 PERCEIVER = ModelFamily(

@@ -115,6 +115,7 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     yield same(f"{embeddings}.word_embeddings.weight", "embed.token.weight")
     if keywords["position"] == "axial":
         shape, dims = _grid(keywords)
+        # (rows, 1, d) and (1, columns, d), so that the class can add them by broadcasting
         for axis, sizes in enumerate(((shape[0], 1), (1, shape[1]))):
             hf = f"{embeddings}.position_embeddings.weights.{axis}"
             ours = f"embed.position.axes.{axis}.weight"
@@ -132,6 +133,7 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         if is_local:
             yield same(f"{attention}.self_attention.query.weight", f"{inner}.q_proj.weight")
         else:
+            # seed and number of the draw of hash rotations, which the class draws anew in each call
             yield constant(f"{inner}.kernel.seed", torch.tensor(layer))
             yield constant(f"{inner}.kernel.number", torch.tensor(0))
         pair = [f"{attention}.self_attention.{name}.weight" for name in ("key" if is_local else "query_key", "value")]
@@ -181,6 +183,6 @@ REFORMER = ModelFamily(
     left_out={re.escape(UNUSED_BIAS): f"not added to the output, whose bias is {OUTPUT_BIAS}"},
     old_names={rf"^{re.escape(UNUSED_BIAS)}$": OUTPUT_BIAS},
 )
-"""Equal up to a chunk of tokens: beyond, theirs counts a pair in each round and attends to other buckets of a chunk."""
+"""Equal up to a chunk of tokens: beyond, the class counts a pair in each round, and sees other buckets of a chunk."""
 
 FAMILIES = (REFORMER,)

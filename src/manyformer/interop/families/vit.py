@@ -107,9 +107,11 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     tokens = [f"{embeddings}.cls_token"]
     if prefix == "deit":
         tokens.append(f"{embeddings}.distillation_token")
+    # (1, 1, d) each, of which we have one table (tokens, d)
     yield TensorRule(
         tuple(tokens), ("embed.leading",), lambda x: [torch.cat(list(x), 1)[0]], lambda x: torch.split(x[0][None], 1, 1)
     )
+    # (1, l, d) there
     positions = (f"{embeddings}.position_embeddings",), ("embed.position.weight",)
     yield TensorRule(*positions, lambda x: [x[0][0]], lambda x: [x[0][None]])
     projection = f"{embeddings}.patch_embeddings.projection"
@@ -146,6 +148,7 @@ def _two_heads() -> Iterator[TensorRule]:
     heads = "cls_classifier", "distillation_classifier"
 
     def halves(x: Sequence[Tensor]) -> Sequence[Tensor]:
+        # one matrix over both tokens side by side: half of each head, so that their sum is the mean
         return [torch.cat(list(x), 1) / 2]
 
     def doubles(x: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -50,6 +50,7 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield TensorRule(
             (f"{attention}.o",),
             (f"{inner}.out_proj.weight",),
+            # (d, h, e) there
             lambda x: [x[0].flatten(1)],
             lambda x: [x[0].reshape(dim, heads, -1)],
         )

@@ -1,4 +1,4 @@
-"""Qwen3-Next (Qwen 2025) and the recipe `qwen3-next`."""
+"""Decoders with recurrent layers, each with the recipe of its name: Qwen3-Next (2025) and Mamba (Gu and Dao 2023)."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -6,28 +6,42 @@ from typing import Any
 
 from manyformer.errors import UserError
 from manyformer.interop import families as rules
-from manyformer.interop.families import ConfigRule, Keywords, TensorRule, depthwise, grouped, same, shifted, stacked
+from manyformer.interop.families import (
+    ConfigRule,
+    Keywords,
+    ModelFamily,
+    TensorRule,
+    depthwise,
+    each_parameter,
+    grouped,
+    reshaped,
+    same,
+    shifted,
+    stacked,
+)
 from manyformer.interop.families.decoder_parts import (
     decoder_family,
     expert_rules,
     gated_rules,
     head_dim,
     head_width,
+    is_tied,
     kv_heads,
     layer_pattern,
     plain_rotary_base,
 )
 from manyformer.interop.hf_folder import HFConfig
+from manyformer.mixers.mamba_mixer import default_rank
 
-LINEAR = "linear_attention"
-FULL = "full_attention"
+LINEAR_LAYER = "linear_attention"
+FULL_LAYER = "full_attention"
 
-_norm = partial(shifted, offset=1.0)
+_qwen3_next_norm = partial(shifted, offset=1.0)
 
 
 def _usual_layers(config: HFConfig) -> list[str]:
     """The kinds of layers of one period, where the config does not list them."""
-    return [*[LINEAR] * (config.size("full_attention_interval", 4) - 1), FULL]
+    return [*[LINEAR_LAYER] * (config.size("full_attention_interval", 4) - 1), FULL_LAYER]
 
 
 def _read_rotary(config: HFConfig) -> Keywords:
@@ -54,7 +68,7 @@ def _rotated_dim(config: HFConfig) -> int:
     return rotated
 
 
-def _layer(hf: str, ours: str, layer: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+def _qwen3_next_layer(hf: str, ours: str, layer: int, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     attention = f"{ours}.attention.inner"
     experts = f"{ours}.ff.inner"
     pattern = keywords["pattern"]
@@ -78,7 +92,7 @@ def _full_attention_rules(hf: str, ours: str, keywords: Mapping[str, Any]) -> It
     yield stacked([f"{hf}.{part}_proj.weight" for part in "kv"], f"{ours}.kv_proj.weight", [kv_rows] * 2)
     yield same(f"{hf}.o_proj.weight", f"{ours}.out_proj.weight")
     for part in ("query", "key"):
-        yield _norm(f"{hf}.{part[0]}_norm.weight", f"{ours}.position.parts.0.{part}_norm.weight")
+        yield _qwen3_next_norm(f"{hf}.{part[0]}_norm.weight", f"{ours}.position.parts.0.{part}_norm.weight")
 
 
 def _delta_rules(hf: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
@@ -118,14 +132,76 @@ QWEN3_NEXT = decoder_family(
         rules.size("shared_expert_intermediate_size", "shared_expert_dim"),
         rules.size("num_experts", "num_experts"),
         rules.size("num_experts_per_tok", "experts_per_token"),
-        layer_pattern({LINEAR: "L", FULL: "F"}, _usual_layers),
+        layer_pattern({LINEAR_LAYER: "L", FULL_LAYER: "F"}, _usual_layers),
         rules.either("norm_topk_prob", "expert_weighting", "renormalized", "scores"),
         ConfigRule(_read_rotary, _write_rotary),
     ),
-    layer=_layer,
-    norm=_norm,
+    layer=_qwen3_next_layer,
+    norm=_qwen3_next_norm,
     left_out={r"mtp\..*": "the layer that predicts a token further ahead, which the recipe has not"},
 )
 """Losses of balance are a matter of training and not taken over."""
 
-FAMILIES = (QWEN3_NEXT,)
+
+def _expansion(config: HFConfig) -> int:
+    expansion = config.number("expand", 2)
+    if expansion != int(expansion) or expansion < 1:
+        raise UserError(f"{config.file}: expand ({expansion}) must be a whole number of 1 or more")
+    return int(expansion)
+
+
+def _step_rank(config: HFConfig) -> int:
+    if config.content.get("time_step_rank", "auto") == "auto":
+        return default_rank(config.size("hidden_size"))
+    return config.size("time_step_rank")
+
+
+def _mamba_tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    channels = keywords["expansion"] * keywords["dim"]
+    state_dim = keywords["state_dim"]
+    yield same("backbone.embeddings.weight", "embed.token.weight")
+    for layer in range(keywords["depth"]):
+        block = f"backbone.layers.{layer}"
+        branch = f"body.{layer}.mixer"
+        yield same(f"{block}.norm.weight", f"{branch}.pre_norm.weight")
+        mixer = f"{block}.mixer"
+        inner = f"{branch}.inner"
+        for part in ("in_proj", "x_proj", "out_proj"):
+            yield same(f"{mixer}.{part}.weight", f"{inner}.{part}.weight")
+        yield from each_parameter(f"{mixer}.dt_proj", f"{inner}.dt_proj")
+        yield depthwise(f"{mixer}.conv1d.weight", f"{inner}.short_convolution.weight")
+        yield same(f"{mixer}.conv1d.bias", f"{inner}.short_convolution.bias")
+        yield reshaped(f"{mixer}.A_log", f"{inner}.a_log", (channels, state_dim), (channels * state_dim,))
+        yield same(f"{mixer}.D", f"{inner}.skip")
+    yield same("backbone.norm_f.weight", "body.norm.inner.weight")
+    if not keywords["tied"]:
+        yield same("lm_head.weight", "head.weight")
+
+
+MAMBA = ModelFamily(
+    title="Mamba",
+    model_types=("mamba",),
+    recipe="mamba",
+    prefix="backbone.",
+    config_rules=(
+        rules.written(architectures=["MambaForCausalLM"], model_type="mamba"),
+        rules.fixed(use_bias=False, use_conv_bias=True, hidden_act="silu"),
+        rules.size("vocab_size", "vocab"),
+        rules.size("hidden_size", "dim"),
+        rules.size("num_hidden_layers", "depth"),
+        rules.size("state_size", "state_dim", 16),
+        rules.setting("expand", "expansion", _expansion),
+        rules.size("conv_kernel", "conv_size", 4),
+        rules.setting(
+            "time_step_rank",
+            "step_rank",
+            _step_rank,
+            lambda keywords: "auto" if keywords["step_rank"] is None else keywords["step_rank"],
+        ),
+        rules.number("layer_norm_epsilon", "norm_eps", 1e-5),
+        rules.setting("tie_word_embeddings", "tied", is_tied),
+    ),
+    tensor_rules=_mamba_tensor_rules,
+)
+
+FAMILIES = (QWEN3_NEXT, MAMBA)
