@@ -25,8 +25,8 @@ from manyformer.data.audio_reading import (
 )
 from manyformer.data.content_sums import folder_sum
 from manyformer.data.summary import Finding, TableFindings
-from manyformer.data.table_columns import ColumnKey, find_columns
-from manyformer.data.table_files import TableRow, is_jsonl, read_records, read_rows
+from manyformer.data.table_columns import find_columns
+from manyformer.data.table_files import ColumnKey, TableRow, is_jsonl, read_records, read_rows
 from manyformer.data.text_files import content_suffix, existing_path, file_stamp, files_stamp, selected_files
 from manyformer.errors import UserError, suggest_names
 

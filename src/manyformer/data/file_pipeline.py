@@ -17,9 +17,8 @@ from manyformer.data.cache_folder import (
     load_or_prepare,
 )
 from manyformer.data.data_paths import check_paths, named_paths
-from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.epochs import FixedEpochPlan, HeldOutBatches
 from manyformer.data.kind import DataKind, DataPipeline, KindSection
-from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import (
     DataSurvey,
     EvaluationData,
@@ -32,9 +31,7 @@ from manyformer.data.opened import (
 )
 from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
 from manyformer.data.summary import DataSummary, Finding
-from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
-from manyformer.data.utterances import UtterancePlan
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import make_folder
 from manyformer.files.json_records import DamagedFile
@@ -43,7 +40,7 @@ SURVEY_SIZE = SampleSize(records=10_000, characters=2_000_000)
 """So much of the files of a split is read for a look at them."""
 
 ReadT = TypeVar("ReadT")
-PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets | UtterancePlan)
+PlanT = TypeVar("PlanT", bound=FixedEpochPlan)
 
 
 class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, PlanT]):

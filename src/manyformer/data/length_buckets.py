@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, Batch, ClassificationBatch, Seq2SeqBatch, TaggingBatch
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, FixedEpochPlan, HeldOutBatches, random_generator
 from manyformer.data.ragged import pad_ragged
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import TokenShard
@@ -55,7 +55,7 @@ def held_out_batches(examples: SequenceDataset, batch_tokens: int) -> HeldOutBat
 
 
 @final
-class LengthBuckets(EpochPlan):
+class LengthBuckets(FixedEpochPlan):
     """Batches of at most `budget` padded tokens (rows times the longest length), with at least one row each.
 
     `indices` are those of the examples to read, by default all.

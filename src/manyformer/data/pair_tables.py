@@ -12,8 +12,16 @@ from manyformer.data.data_paths import HUB_PREFIX, NORMALIZATION_CORPUS, data_pa
 from manyformer.data.normalization import NormalizationPair, generate_pairs
 from manyformer.data.splits import DataSource
 from manyformer.data.summary import Finding, TableFindings
-from manyformer.data.table_columns import ColumnKey, find_columns
-from manyformer.data.table_files import TableRow, cell_text, is_jsonl, optional_text, read_parallel, read_rows
+from manyformer.data.table_columns import find_columns
+from manyformer.data.table_files import (
+    ColumnKey,
+    TableRow,
+    cell_text,
+    is_jsonl,
+    optional_text,
+    read_parallel,
+    read_rows,
+)
 from manyformer.data.text_files import file_stamp
 from manyformer.errors import UserError, list_names
 from manyformer.libraries.hub_libraries import load_dataset_split, load_saved_dataset, without_decoding

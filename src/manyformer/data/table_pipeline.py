@@ -31,8 +31,7 @@ from manyformer.data.pair_tables import RowTable, open_table
 from manyformer.data.saved_tokenizers import TokenizerPair, describe_tokenizer, section_tokenizer
 from manyformer.data.splits import PathOrPaths, Splits, path_list
 from manyformer.data.summary import EXAMPLES, DataSummary, ExampleFacts, Finding, LengthSummary, Tally, plural
-from manyformer.data.table_columns import ColumnKey
-from manyformer.data.table_files import TableRow, is_csv, is_jsonl
+from manyformer.data.table_files import ColumnKey, TableRow, is_csv, is_jsonl
 from manyformer.data.text_files import content_suffix
 from manyformer.data.token_shards import ShardWriter, TokenShard, open_shard, write_shards
 from manyformer.errors import UserError

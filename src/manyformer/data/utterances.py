@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyformer.batches import AudioClassificationBatch, TranscriptionBatch
 from manyformer.data.audio_reading import INT16_SCALE
-from manyformer.data.epochs import FIXED_SEED, EpochPlan, random_generator
+from manyformer.data.epochs import FIXED_SEED, FixedEpochPlan, random_generator
 from manyformer.data.length_buckets import BucketEpoch, EncodedTexts, SequenceDataset
 from manyformer.data.log_mel import LogMelFrontEnd
 from manyformer.data.saved_tokenizers import class_id
@@ -198,7 +198,7 @@ class _MaskedEpoch(BucketEpoch):
 
 
 @final
-class UtterancePlan(EpochPlan):
+class UtterancePlan(FixedEpochPlan):
     """Batches of at most `budget` padded frames; `joined` None makes an utterance of each recording.
 
     `recordings` are the numbers of those that are read, by default all. Joined recordings are drawn anew in each epoch

@@ -13,7 +13,7 @@ from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import FrameHalvings, MelBands, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import NormOrder, stack
-from manyformer.tasks.audio_classification import AUDIO_CLASSIFICATION
+from manyformer.tasks.media_labels import AUDIO_CLASSIFICATION
 
 
 @recipe(

@@ -18,7 +18,7 @@ from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 MixerName = Annotated[
     Literal["softmax", "linear", "linformer", "fourier", "tokens", "gate", "dense", "random"],

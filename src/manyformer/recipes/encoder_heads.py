@@ -8,8 +8,7 @@ from manyformer.models import EncoderModel
 from manyformer.plugins import TASK_GROUP, import_entry_point
 from manyformer.recipes.keywords import Default, PositiveSize, SharedKeywords
 from manyformer.tasks import Task
-from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderHeadSettings, EncoderTask
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.tasks.masked_language_modelling import ENCODER_HEADS, MASKED_LM, EncoderHeadSettings, EncoderTask
 
 HEAD = "head"
 CLASSES = "classes"

@@ -7,7 +7,7 @@ from manyformer.recipes.gmlp import PAPER, SUMMARY, TinyAttentionDim, position_w
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, image_classifier
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 
 @recipe(

@@ -15,7 +15,7 @@ from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, NormEps, PatchSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.stacks import LayerMakers, init_std, stack
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 PatchPositionKind = Annotated[
     Literal["learned", "axes", "none"], "patch positions: learned, learned for rows and columns (axes), or none"

@@ -8,8 +8,8 @@ from typing import Any
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
 from manyformer.plugins import TASK_GROUP, import_entry_point
-from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderTask
 from manyformer.tasks.likelihood import ScoreSums
+from manyformer.tasks.masked_language_modelling import ENCODER_HEADS, EncoderTask
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,

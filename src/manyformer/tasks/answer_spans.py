@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from manyformer.batches import AnswerSpanBatch
 from manyformer.models import ClassHead, EncoderModel, SpanReader
 from manyformer.scores import ScoreKind, answer_exact_match, answer_f1
-from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderHeadSettings, EncoderTask
+from manyformer.tasks.masked_language_modelling import BIDIRECTIONAL, EncoderHeadSettings, EncoderTask
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,

@@ -17,8 +17,8 @@ from manyformer.models.multimodal_classifier import MultimodalClassifier
 from manyformer.models.part_embedding import PartEmbedding
 from manyformer.models.two_towers import TwoTowers
 from manyformer.scores import ScoreKind, ScoreRecord
-from manyformer.tasks.encoder_task import BIDIRECTIONAL
 from manyformer.tasks.label_task import BatchLabelTask
+from manyformer.tasks.masked_language_modelling import BIDIRECTIONAL
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.task import Inputs, Task
 from manyformer.tasks.toy import FIRST_SYMBOL, ROWS, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors

@@ -14,8 +14,8 @@ from manyformer.dropout import Dropout
 from manyformer.models import ClassHead, EncoderModel, Tagger
 from manyformer.scores import ScoreKind
 from manyformer.structures import NO_NODE, ROOT, preorder_columns
-from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_task import BatchLabelTask, label_names
+from manyformer.tasks.masked_language_modelling import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.requests import TaskTokenizers, TextPass
 from manyformer.tasks.task import Inputs
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw

@@ -14,8 +14,8 @@ from manyformer.dropout import Dropout
 from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, EncoderModel, TextClassifier
 from manyformer.models.classifier import first_token
-from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_task import LabelTask, encode_rows, label_names, ranked_rows
+from manyformer.tasks.masked_language_modelling import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,

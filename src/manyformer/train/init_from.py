@@ -25,7 +25,7 @@ from manyformer.surgery.model_pair import ModelPair
 from manyformer.surgery.recipe_conversions import CONVERSIONS
 from manyformer.surgery.weight_transfer import adapt_tensors
 from manyformer.system.temporary_folders import temporary_folder
-from manyformer.tasks.encoder_task import EncoderTask
+from manyformer.tasks.masked_language_modelling import EncoderTask
 from manyformer.train.run_folder import model_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 from manyformer.type_aliases import LogFn
