@@ -41,8 +41,10 @@ def preorder_columns(heads: Sequence[int]) -> NDArray[np.int64]:
     """
     children = _children_by_head(heads)
     depth = [0] * (len(heads) + 1)
+    # the root of heads is no word: a single child of it has depth 0
     depth[ROOT] = 0 if len(children[ROOT]) > 1 else -1
     order: list[int] = []
+    # a chain of words may be deeper than Python recurses; reversed, so that the first child is taken first
     stack = children[ROOT][::-1]
     while stack:
         word = stack.pop()
@@ -53,6 +55,7 @@ def preorder_columns(heads: Sequence[int]) -> NDArray[np.int64]:
         raise ValueError(_describe_cycle(heads, set(order)))
     size = [1] * (len(heads) + 1)
     columns = np.empty((len(heads), 3), dtype=np.int64)
+    # from the leaves up: descendants come after their head in preorder
     for number in range(len(order) - 1, -1, -1):
         word = order[number]
         size[heads[word - 1]] += size[word]
@@ -110,8 +113,10 @@ def laplacian_eigenvectors(edges: NDArray[np.int64], nodes: int, count: int) -> 
         raise ValueError(f"{nodes:,} nodes are too many for Laplacian positions, at most {MAX_NODES:,}")
     adjacency = np.zeros((nodes, nodes))
     adjacency[edges[:, 0], edges[:, 1]] = adjacency[edges[:, 1], edges[:, 0]] = 1
+    # a node without edges keeps a row of zeros
     scale = np.maximum(adjacency.sum(1), 1) ** -0.5
     _, vectors = np.linalg.eigh(np.eye(nodes) - scale[:, None] * adjacency * scale)
+    # `eigh` sorts ascending, and the first eigenvector is the same for every node of a connected graph
     chosen = vectors[:, 1 : count + 1]
     return np.pad(chosen, ((0, 0), (0, count - chosen.shape[1]))).astype(np.float32)
 
@@ -128,5 +133,6 @@ def pixel_order(shape: tuple[int, int, int], block: tuple[int, int]) -> NDArray[
     if min(block) < 1 or height % rows or width % columns:
         raise UserError(f"an image of {height} x {width} cannot be cut into blocks of {rows} x {columns}")
     indices = np.arange(height * width * channels)
+    # cut into a grid of blocks, of which rows of pixels are taken together
     blocks = indices.reshape(height // rows, rows, width // columns, columns, channels)
     return blocks.swapaxes(1, 2).ravel()

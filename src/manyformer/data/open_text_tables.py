@@ -80,6 +80,7 @@ class PairsPipeline(TablePipeline[PairsData]):
     def split(self) -> Splits[RowTable]:
         splits = super().split()
         if self.data.test is None and self.data.path == NORMALIZATION_CORPUS:
+            # the default corpus is generated in one piece, so its test data is held out like its validation data
             splits.shares["test"] = min(_TEST_SHARE, (1 - sum(splits.shares.values())) / 2)
         return splits
 
@@ -92,6 +93,7 @@ class PairsPipeline(TablePipeline[PairsData]):
             tokenizer = train_tokenizer(data.tokenizer, texts, data.vocab)
             return TokenizerPair(tokenizer, tokenizer)
 
+        # each side in a pass of its own: rows are streamed, and a tokenizer reads its texts once
         def train(side: int) -> Tokenizer:
             return train_tokenizer(data.tokenizer, (row.cells[side] for row in training_rows(splits)), data.vocab)
 
@@ -140,6 +142,7 @@ class PairsPipeline(TablePipeline[PairsData]):
         yield LengthLimit(plans["train"].max_length, "the longest training pair", remedy)
         for name, plan in plans.items():
             if name != "train":
+                # held-out rows are saved in the order of the shard, so the index finds the longest one
                 index = int(plan.examples.lengths.argmax())
                 example = next(islice(read_examples(self.request.cache, name), index, None))
                 remedy = "no held-out pair is left out: build a longer model or shorten the text"
@@ -176,6 +179,7 @@ class LabelsPipeline(TabularTextPipeline[LabelsData]):
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
         tokenizer = self.tokenizers.source
         class_ids = self.tokenizers.class_ids()
+        # start and end token count, and are never cut off
         limit = max(0, self.data.max_length - 2)
         texts = [row.cells[0] for row in rows]
         token_ids = tokenizer.encode_many(texts)
@@ -215,10 +219,13 @@ def _labelled_or_plain(
     text_column, label_column = (
         number if not isinstance(key, int) else key for number, key in enumerate((data.text, data.label))
     )
+    # the first line alone decides: a pipe cannot be read twice
     first = next(lines, None)
+    # a tab may be part of a text, so the cell behind it must be a label of the model
     cells = [] if first is None else first.split("\t")
     if max(text_column, label_column) >= len(cells) or cells[label_column] not in (tokenizers.labels or ()):
         texts, names = tee(() if first is None else chain([first], lines))
+        # generators: lines of a pipe are labelled as they arrive
         return UnlabelledData((UnlabelledInput(text) for text in names), texts=texts)
     request.log(
         f"{name}: read as a table, since the first line has the label {cells[label_column]!r} after a tab; "
@@ -305,6 +312,7 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
         return None
 
     def max_vocab(self) -> int:
+        # the shard of ends holds columns, not tokens
         return max(super().max_vocab(), self.data.max_length)
 
     def add_rows(self, writers: Sequence[ShardWriter], rows: Sequence[TableRow]) -> Sequence[int]:
@@ -323,17 +331,21 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
     def _answer_ends(self, row: TableRow, framed: FramedTexts, document: DocumentTokens) -> list[int]:
         """The columns of the first and the last token of the answer, 0 and 0 where the row has none."""
         characters = answer_characters(row)
+        # column 0 is the start token, which stands for "no answer"
         if characters is None:
             return [0, 0]
         touched = tokens_of_answer(document, *characters)
+        # some tokenizers drop characters, such as accents or unknown scripts
         if touched is None:
             self.note_row("answer", _UNREADABLE, row)
             return [0, 0]
         first, last = (framed.start + token for token in touched)
+        # the document was cut before the end of the answer
         if last >= len(framed.tokens) - 1:
             self.note_row("answer", _BEYOND, row)
             return [0, 0]
         start, stop = characters
+        # tokens may reach beyond the answer, and the model can only mark whole ones
         marked = answer_text(row.cells[0], document.spans[touched[0]], document.spans[touched[1]])
         if len(marked) > len(row.cells[0][start:stop].strip()):
             self.note_row("answer", _WIDENED, row)
@@ -349,6 +361,7 @@ class QuestionsPipeline(TabularTextPipeline[QuestionsData]):
 
 def _answer_last(row: TableRow) -> TableRow:
     """A row of a document, a question, an answer and its place, with the answer, which is the target, as the last."""
+    # held-out rows end with their target, as those of all tables do
     document, question, answer, start = row.cells
     return TableRow((document, question, start, answer), row.location)
 
@@ -361,6 +374,7 @@ def answer_characters(row: TableRow) -> tuple[int, int] | None:
     if not answer.strip():
         return None
     if not places:
+        # without a place the first occurrence is meant
         start = document.find(answer)
         if start < 0:
             raise UserError(f"{row.location}: the answer {answer[:60]!r} does not occur in the document")

@@ -60,6 +60,7 @@ class Splits(NamedTuple, Generic[SourceT]):
         """Open the sources of each split; a number as `valid` holds out that fraction of the training data."""
         paths = {"train": path, "valid": valid, "test": test}
         shares = {"valid": valid} if isinstance(valid, float) else {}
+        # training first, since the order of this dictionary is that in which splits are read and shown
         sources = {
             split: open_sources(value, split)
             for split, value in paths.items()
@@ -81,6 +82,7 @@ class Splits(NamedTuple, Generic[SourceT]):
         for split, sources in self.sources.items():
             limited = sources[: size.sources]
             for source in limited:
+                # the budget is shared, so that a look at a thousand files takes no longer than at one
                 source.limit(max(1, size.records // len(limited)), max(1, size.characters // len(limited)))
                 source.is_cut_short = len(limited) < len(sources)
             self.sources[split] = limited
@@ -104,10 +106,12 @@ class Splits(NamedTuple, Generic[SourceT]):
 
     def assign(self, content: bytes) -> str:
         """The split of training data with this content: equal contents are never in two splits."""
+        # by content alone: neither the order of the data nor other rows change the split of a row
         fraction = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
         for name, share in self.shares.items():
             if fraction < share:
                 return name
+            # shares are ranges of [0, 1) one after another, and training has the rest
             fraction -= share
         return "train"
 

@@ -57,16 +57,19 @@ def measure_floors(data: SyntheticData, examples: int = 2_000) -> list[TaskFloor
     rows = SyntheticRows(*(np.concatenate(parts) for parts in zip(*chunks, strict=True)))
     row_numbers, columns = np.nonzero(rows.targets >= 0)
     targets = rows.targets[row_numbers, columns]
+    # whole rows: what was counted in a row must not be scored in it
     is_counted = row_numbers < examples // 2
     if is_counted.all() or not is_counted.any():
         raise UserError("half of the examples have nothing that is scored; measure floors on more examples")
     scored = targets[~is_counted]
+    # knowing the same of every target is knowing nothing
     guesses: dict[str, Sequence[Hashable]] = {"majority": [0] * len(targets)}
     guesses |= dict(_n_grams(rows.symbols, row_numbers, columns)) | dict(rule.shortcuts(rows))
     floors = [TaskFloor("chance", 100 / len(np.unique(targets)), 0.0, len(scored))]
     floors += [_floor(name, _table_hits(known, targets, is_counted)) for name, known in guesses.items()]
     followed = _followers(rows.symbols, row_numbers, columns)[~is_counted]
     floors.append(_floor("last follower in the row", followed == scored))
+    # with one target a row, the nearest row answers for it
     if len(targets) == examples:
         floors.append(_floor("nearest neighbour", _neighbour_hits(rows.symbols, targets, is_counted)))
     return floors
@@ -107,6 +110,7 @@ def _n_grams(symbols: IntArray, rows: IntArray, columns: IntArray) -> Iterator[t
     for back in range(max(N_GRAMS)):
         # padding, and what is before the row, is symbol -1
         present = np.where(columns >= back, symbols[rows, np.maximum(columns - back, 0)], -1)
+        # the last symbols as the digits of one number
         codes = codes * base + present + 1
         if back + 1 in N_GRAMS:
             yield f"last {back + 1} symbols" if back else "last symbol", codes.tolist()
@@ -129,12 +133,14 @@ def _table_hits(known: Sequence[Hashable], targets: IntArray, is_counted: BoolAr
 def _followers(symbols: IntArray, rows: IntArray, columns: IntArray) -> IntArray:
     """The symbol that followed the last earlier occurrence of the symbol at each target; -1 without one."""
     guesses = np.full(len(rows), -1)
+    # where the targets of each row begin
     order = np.flatnonzero(np.diff(rows, prepend=-1))
     for start, stop in zip(order, [*order[1:], len(rows)], strict=True):
         row = symbols[rows[start]].tolist()
         last = dict[int, int]()
         position = 0
         for target in range(start, stop):
+            # the row is read up to the target once, whatever the number of its targets
             while position < columns[target]:
                 last[row[position]] = position + 1
                 position += 1

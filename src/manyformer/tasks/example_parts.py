@@ -106,6 +106,7 @@ class Contrast(PartsTask[TwoTowers]):
         labels = list[Tensor]()
         for number, batch in enumerate(request.batches, 1):
             moved: Any = to_device(batch, request.model.device)
+            # all held-out pairs are compared with each other, so all embeddings are kept
             for rows, embedded in zip((first, second), request.model.embeddings(moved), strict=True):
                 rows.append(embedded)
             labels.append(moved.labels)
@@ -126,6 +127,7 @@ def retrieval_scores(
     ranks = list[Tensor]()
     is_same_label = list[Tensor]()
     for part in (cosines, cosines.mT):
+        # counted with ties, so that equal embeddings of everything score nothing
         ranks.append((part >= part.diagonal()[:, None]).sum(1))
         is_same_label.append(labels[part.argmax(1)] == labels)
     recalls = {rank: float((torch.cat(ranks) <= rank).cpu().double().mean()) for rank in RANKS}
@@ -152,6 +154,7 @@ def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " 
     if "image" in parts:
         patches: PatchEmbedding = parts["image"]  # type: ignore[assignment]
         if tokens.shape[1]:
+            # the first token that is no padding
             index = is_token.long().argmax(1, keepdim=True)
         else:
             index = tokens

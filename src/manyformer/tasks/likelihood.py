@@ -10,6 +10,9 @@ from manyformer.models.model import CarriedState
 from manyformer.scores import ScoreRecord, perplexity, row_exact_match, token_accuracy
 from manyformer.tasks.requests import EvaluationRequest
 
+LIKELIHOOD_SHARE = 0.1
+"""The share of the progress of an evaluation that the likelihood takes where texts are written afterwards."""
+
 
 @dataclass(frozen=True)
 class ScoreSums:
@@ -39,6 +42,7 @@ def likelihood(request: EvaluationRequest[Any], *, final_progress: float = 1.0) 
     sums = ScoreSums()
     carried = CarriedState(request.model, rows_continue=request.batches.rows_continue)
     for number, batch in enumerate(request.batches, 1):
+        # sums, not means of batches, which differ in their number of targets
         sums = sums.plus(carried.score(batch))
         request.on_progress(final_progress * number / len(request.batches))
     return sums
@@ -58,6 +62,7 @@ def row_accuracy(request: EvaluationRequest[Any]) -> ScoreRecord:
     for batch in request.batches:
         tokens, targets, segments, *_ = to_device(batch, model.device)
         predicted = model(tokens, segments).logits.argmax(-1)
+        # a target that is not scored cannot be wrong
         is_scored = targets != IGNORE_INDEX
         has_target = is_scored.any(1)
         matches += int((((predicted == targets) | ~is_scored).all(1) & has_target).sum())

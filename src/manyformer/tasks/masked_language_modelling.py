@@ -52,6 +52,7 @@ class EncoderTask(Task[E]):
         return inputs.tokens, inputs.segments
 
     def model_reasons(self, model: E) -> Mapping[str, str]:
+        # a promise of all encoders, but for kernels that attend fully to short rows
         if not any(kernel.switches_by_length for kernel in named_kernels(model).values()):
             return {}
         reason = "the length of a row, with its padding and all its documents, decides whether its attention is full"
@@ -103,6 +104,7 @@ class MaskedLanguageModelling(EncoderTask[MaskedLM]):
         return head_for(data_kind) or self
 
     def data_kinds(self) -> tuple[str, ...]:
+        # the own kinds of data first: the first one is the default
         heads = sorted(ENCODER_HEADS.values(), key=lambda task: task is not self)
         return tuple(dict.fromkeys(kind for task in heads for kind in task.data_forms))
 

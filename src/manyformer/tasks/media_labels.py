@@ -51,6 +51,7 @@ class ImageClassification(BatchLabelTask[ImageClassifier]):
     def example(self, model: ImageClassifier, tokens: Tensor) -> Inputs:
         """The tokens are repeated or cut to the size of an image."""
         length = self.fixed_length(model)
+        # an image has one size, however many tokens a contract draws
         return Inputs(tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length])
 
     def arguments(self, model: ImageClassifier, inputs: Inputs) -> tuple[Any, ...]:
@@ -95,6 +96,7 @@ def image_tokens(
     pixels = torch.from_numpy(image)[None].to(device)
     size = embed.patch
     patches = [(row, column) for row in range(0, height, size) for column in range(0, width, size)]
+    # a class token stands in front and covers no pixel
     leading = embed.tokens - len(patches)
     labels = ("class token",) * leading + tuple(f"{row // size}, {column // size}" for row, column in patches)
     tokens = TextPass(lambda watch: run(pixels, watch=watch), labels, len(labels))

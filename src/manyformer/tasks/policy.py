@@ -124,6 +124,7 @@ class _ActorSteps:
         self._last_state: State = None
 
     def __call__(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        # another state means other rows, or a position that was gone back to
         if self._actor is None or state is not self._last_state:
             self._actor = self._model.begin_acting(state)
         observations, _, _, *previous_inputs = self._task.arguments(self._model, Inputs(tokens))

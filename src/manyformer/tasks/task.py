@@ -63,7 +63,7 @@ class Task(ABC, Generic[M]):
     `reasons` are promises or contracts that no model of the task makes, and why; recipes inherit them. `score_kinds`
     are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
-    `per_token`, else (b, v). Models that are asked for a return in an environment have `plays_for_returns`. `generates`
+    `per_token`, else (b, v). Models that play for a target return have `plays_for_returns`. `generates`
     is what the models generate, if anything ("answer" is a text for a text, "text" one for anything else), and
     `command` uses a trained one, with an `argument` such as FILE.
     """
@@ -133,6 +133,7 @@ class Task(ABC, Generic[M]):
 
     def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
         """The scores of validation data during training; `units` are those of all held-out data."""
+        # held-out data may be so little that nothing of it is a target
         loss = sums.nats / max(1, sums.targets)
         scores = {
             "loss": loss,
@@ -140,6 +141,7 @@ class Task(ABC, Generic[M]):
             # exp overflows a float beyond this
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
         }
+        # per byte of text, which compares models of different tokenizers
         if units is not None:
             scores["bits_per_byte"] = loss / math.log(2) / (units.bytes / units.targets)
         return scores

@@ -32,11 +32,14 @@ class InContextRecallRule(SyntheticRule[RecallSection]):
         values = random.integers(keys, self.symbols - self.data.noise_symbols, size=(count, keys))
         key = random.integers(keys, size=(count, pairs))
         noise = random.random((count, pairs)) < self.noise_share
+        # one pair at least before the last is no noise, so that its key can be asked for
         noise[np.arange(count), random.integers(pairs - 1, size=count)] = False
         noise[:, -1] = False
         seen = np.zeros((count, keys), bool)
         before = np.empty((count, pairs), bool)
+        # column by column, since whether a key came before depends on all pairs before it
         for column in range(pairs):
+            # the last key is drawn among those that came before
             if column == pairs - 1:
                 key[:, -1] = np.where(seen, random.random((count, keys)), -1).argmax(axis=1)
             before[:, column] = np.take_along_axis(seen, key[:, [column]], axis=1)[:, 0]

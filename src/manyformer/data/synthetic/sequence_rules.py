@@ -46,6 +46,7 @@ class MarkovRule(SyntheticRule[MarkovData]):
         return float(-(probabilities * np.log(probabilities)).sum())
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
+        # one more symbol than the row has: the target of the last one
         sequences = np.empty((count, self.length + 1), np.int64)
         sequences[:, :2] = random.integers(self.symbols, size=(count, 2))[:, : self.length + 1]
         chosen = random.choice(len(self.PROBABILITIES), size=(count, self.length + 1), p=self.PROBABILITIES)
@@ -103,6 +104,7 @@ class MarkedRule(SyntheticRule[MarkedData]):
         rows = np.arange(count)
         column = random.integers(self.REGION_LENGTH, size=count)
         answers = symbols[rows, column]
+        # the same value with a mark
         symbols[rows, column] += self._values
         symbols[:, -self.REGION_LENGTH :] = 2 * self._values
         targets = np.full_like(symbols, -1)
@@ -125,6 +127,7 @@ class DuplicateRule(SyntheticRule[DuplicateData]):
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         half = self.length // 2
         word = random.integers(1, self.symbols, size=(count, half))
+        # the separator, which is no symbol of words
         word[:, 0] = 0
         symbols = np.concatenate([word, word], axis=1)
         targets = np.full_like(symbols, -1)
@@ -165,6 +168,7 @@ class HopsRule(SyntheticRule[HopsData]):
             hops = np.full(shape, self._num_hops)
         questions = nodes**2 + (hops - 1) * nodes + node
         answers = node
+        # all queries hop together; those that have arrived stay
         for hop in range(self._max_hops):
             answers = np.where(hop < hops, np.take_along_axis(pointers, answers, axis=1), answers)
         return SyntheticRows(
@@ -205,6 +209,7 @@ class AdditionRule(SyntheticRule[AdditionData]):
         bits_b = (bits_a ^ different) * inside
         total = np.empty_like(bits_a)
         carry = np.zeros(count, np.int64)
+        # bit by bit: the carry of each column depends on the one before
         for index in column:
             bit_sum = bits_a[:, index] + bits_b[:, index] + carry
             total[:, index] = bit_sum % 2
@@ -234,6 +239,7 @@ class StateTrackingRule(SyntheticRule[StateTrackingData]):
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         elements = random.integers(self.symbols, size=(count, self.length))
         products = elements.copy()
+        # one column after another, since the group need not be commutative
         for column in range(1, self.length):
             products[:, column] = self.table[products[:, column - 1], elements[:, column]]
         if self.data.scored == "last":

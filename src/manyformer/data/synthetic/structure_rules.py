@@ -68,6 +68,7 @@ class ListOpsRule(SyntheticRule[ListOpsData]):
         return SyntheticRows(symbols, targets)
 
     def _expression(self, source: Random) -> tuple[list[int], int]:
+        # drawn again until the length fits, as in the authors' generator
         for _ in range(MAX_TRIES):
             tokens = list[int]()
             try:
@@ -89,6 +90,7 @@ class ListOpsRule(SyntheticRule[ListOpsData]):
         count = source.randint(2, self.data.max_args)
         operation = source.randint(MINIMUM, SUM)
         tokens.append(operation)
+        # given up early: each argument has a token at least
         if len(tokens) + count >= self.length:
             raise _TooLong
         arguments = [self._add_argument(source, depth + 1, tokens) for _ in range(count)]
@@ -156,11 +158,13 @@ class RegularLanguageRule(SyntheticRule[RegularLanguageData]):
         remaining = random.integers(1, data.max_string + 1, size=count)
         symbols = np.empty((count, self.length + 1), np.int64)
         forced = np.zeros((count, self.length + 1), bool)
+        # all rows walk through their automata together
         for column in range(self.length + 1):
             ends = remaining == 0
             edge = random.integers(edges[number, state])
             symbols[:, column] = np.where(ends, data.symbols, labels[number, state, edge])
             forced[:, column] = (edges[number, state] == 1) & left[number, state] & ~ends
+            # a transition can be known only if the state was left before in this row
             left[number, state] |= ~ends
             state = np.where(ends, 0, successors[number, state, edge])
             remaining = np.where(ends, random.integers(1, data.max_string + 1, size=count), remaining - 1)
@@ -235,6 +239,7 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
                 second = self._path(source, self.data.dashes, first)
             else:
                 second = []
+            # drawn again: the distance of the disks must not tell the answer
             if second and (choices := _equidistant_pairs(first, second)):
                 break
         dashes = [*first, *second]
