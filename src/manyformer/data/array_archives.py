@@ -153,12 +153,12 @@ def describe_unread(path: Path, members: Collection[str], names: Collection[str]
     unread = [name for name in members if name not in names]
     if not unread:
         return None
-    more = ", ..." if len(unread) > 10 else ""
+    ellipsis = ", ..." if len(unread) > 10 else ""
     shown = ", ".join(_short(name) for name in unread[:10])
     reason = ""
     if names:
         reason = f" (arrays have the names {', '.join(names)})"
-    return f"{path}: not read: {shown}{more}{reason}"
+    return f"{path}: not read: {shown}{ellipsis}{reason}"
 
 
 def check_array_size(path: Path, size: int, name: str) -> None:

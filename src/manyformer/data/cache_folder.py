@@ -151,9 +151,9 @@ def _folder_of(cache: Path, key: str) -> Path:
 def _unfinished_folder(cache: Path, key: str, *, resumes: bool) -> Iterator[Path]:
     """The folder of a preparation, which stays if the block is interrupted and is removed if it ends or fails."""
     folder = _folder_of(cache, key)
-    for other in cache.glob(f"{_UNFINISHED}*"):
-        if not resumes or other != folder:
-            remove_draft(other)
+    for draft in cache.glob(f"{_UNFINISHED}*"):
+        if not resumes or draft != folder:
+            remove_draft(draft)
     make_folder(folder)
     try:
         yield folder

@@ -97,13 +97,13 @@ class ForeignTokenizer(Tokenizer):
         except RefusedByLibrary as error:
             raise UserError(f"the rules of this model's tokenizer fail on the text {text!r:.60}: {error}") from None
         tokens = TextTokens.of_encoding(encoding)
-        before, after = (np.array(ids, dtype=np.int32) for ids in self._affixes)
+        prefix, suffix = (np.array(ids, dtype=np.int32) for ids in self._affixes)
         # special tokens around a text stand for no characters: empty spans at its start and its end
-        no_start = np.zeros_like(before)
-        at_end = np.full_like(after, len(text))
+        no_start = np.zeros_like(prefix)
+        at_end = np.full_like(suffix, len(text))
         starts = np.concatenate([no_start, tokens.starts, at_end])
         stops = np.concatenate([no_start, tokens.stops, at_end])
-        return TextTokens(np.concatenate([before, tokens.ids, after]), starts, stops)
+        return TextTokens(np.concatenate([prefix, tokens.ids, suffix]), starts, stops)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         ids = [int(token) for token in tokens]
@@ -184,11 +184,11 @@ class ForeignTokenizer(Tokenizer):
             last = len(is_special) - is_special[::-1].index(0)
         else:
             last = len(is_special)
-        before = tuple(encoding.ids[:first])
+        prefix = tuple(encoding.ids[:first])
         # the last token behind a text is `eos`, which data adds itself, so it is no affix
-        after = tuple(encoding.ids[last:]) or self.stop_ids[:1]
-        special = self._special._replace(eos=after[-1])
-        affixes = TextAffixes(before, after[:-1])
+        suffix = tuple(encoding.ids[last:]) or self.stop_ids[:1]
+        special = self._special._replace(eos=suffix[-1])
+        affixes = TextAffixes(prefix, suffix[:-1])
         return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=False, affixes=affixes)
 
     def for_targets(self, start: int, first: int | None = None) -> "ForeignTokenizer":

@@ -144,8 +144,8 @@ class FolderImages(ImageSource):
         for label, paths in folders.items():
             if len(paths) > 1:
                 shown = sorted(paths)
-                more = ", ..." if len(paths) > 3 else ""
-                yield f"label {label!r}: one class of {len(paths):,} folders ({', '.join(shown[:3])}{more})"
+                ellipsis = ", ..." if len(paths) > 3 else ""
+                yield f"label {label!r}: one class of {len(paths):,} folders ({', '.join(shown[:3])}{ellipsis})"
 
 
 def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:

@@ -177,20 +177,20 @@ class PairDataset(SequenceDataset):
 class TokenRows(SequenceDataset):
     """Rows of tokens, framed and cut in their shard, with what other shards hold for each row or each of its tokens."""
 
-    def __init__(self, tokens: TokenShard, *others: TokenShard, pad: int) -> None:
+    def __init__(self, tokens: TokenShard, *columns: TokenShard, pad: int) -> None:
         # document i of every shard belongs to row i
-        assert {shard.facts.documents for shard in others} == {tokens.facts.documents}
+        assert {shard.facts.documents for shard in columns} == {tokens.facts.documents}
         self._tokens = tokens
-        self._others = others
+        self._columns = columns
         self._pad = pad
         self.lengths = self.tie_breakers = tokens.lengths
-        self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, *others))
+        self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, *columns))
 
     def rows(self, indices: IntArray, *fills: int) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """The padded tokens, their segment ids, and what the other shards hold, each padded with its own number."""
         tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
-        others = zip(self._others, fills, strict=True)
-        return tokens, segments, [gather_padded(shard, indices, pad=fill)[0] for shard, fill in others]
+        padded_columns = zip(self._columns, fills, strict=True)
+        return tokens, segments, [gather_padded(shard, indices, pad=fill)[0] for shard, fill in padded_columns]
 
 
 @final
@@ -200,7 +200,7 @@ class LabelledDataset(TokenRows):
     def make_batch(self, indices: IntArray) -> ClassificationBatch:
         tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
         # a class is a document of one token, so its index is that of the row
-        labels = self._others[0].tokens[indices].astype(np.int64)
+        labels = self._columns[0].tokens[indices].astype(np.int64)
         return ClassificationBatch(tokens, torch.from_numpy(labels), segments)
 
 

@@ -369,10 +369,10 @@ class ExampleEpoch(Epoch):
         # seeded by the batch, so that a run that is resumed drops the same parts
         random = random_generator(*self._seeds, number, _DROPOUT_SEED)
         present = self._reader._present(examples)
-        kept = np.where(present, random.random(present.shape), -1).argmax(0)
+        present_part = np.where(present, random.random(present.shape), -1).argmax(0)
         missing = random.random(present.shape) < self._part_dropout
         # an example without any part would have nothing to read
-        missing[kept, np.arange(len(examples))] = False
+        missing[present_part, np.arange(len(examples))] = False
         return dict(zip(self._reader.data.parts, missing, strict=True))
 
 

@@ -169,8 +169,8 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
 
     def from_file(self, path: EvaluationPath) -> EvaluationData:
         # another file need not have the groups by which the run's own recordings were held out
-        other = AudioPipeline(self.data.model_copy(update={"group": None}), self.form, self.request, self.tokenizers)
-        plan = UtterancePlan(self._archive(other.write_file(path)), self.request.batch_tokens)
+        pipeline = AudioPipeline(self.data.model_copy(update={"group": None}), self.form, self.request, self.tokenizers)
+        plan = UtterancePlan(self._archive(pipeline.write_file(path)), self.request.batch_tokens)
         return EvaluationData(path_name(path), HeldOutBatches(plan.fixed_epoch(), None))
 
     def plan(self, shards: Sequence[TokenShard], split: str) -> UtterancePlan:

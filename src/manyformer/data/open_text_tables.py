@@ -383,8 +383,10 @@ def answer_characters(row: TableRow) -> tuple[int, int] | None:
         raise UserError(f"{row.location}: the place of the answer must be a number of characters, not {places[0]!r}")
     start = int(places[0])
     if document[start : start + len(answer)] != answer:
-        there = document[start : start + len(answer)][:60]
-        raise UserError(f"{row.location}: after {start:,} characters of the document is {there!r}, not {answer[:60]!r}")
+        actual = document[start : start + len(answer)][:60]
+        raise UserError(
+            f"{row.location}: after {start:,} characters of the document is {actual!r}, not {answer[:60]!r}"
+        )
     return start, start + len(answer)
 
 

@@ -306,22 +306,24 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
         return actions or largest + 1
 
 
-def _same_form(episodes: RecordedEpisodes, others: RecordedEpisodes) -> bool:
+def _same_form(episodes: RecordedEpisodes, reference: RecordedEpisodes) -> bool:
     """Whether the actions of both are discrete, or vectors of as many numbers."""
-    return episodes.actions.dtype == others.actions.dtype and episodes.actions.shape[1:] == others.actions.shape[1:]
+    return (
+        episodes.actions.dtype == reference.actions.dtype and episodes.actions.shape[1:] == reference.actions.shape[1:]
+    )
 
 
-def _join(episodes: RecordedEpisodes, others: RecordedEpisodes) -> RecordedEpisodes:
+def _join(episodes: RecordedEpisodes, following: RecordedEpisodes) -> RecordedEpisodes:
     """Both one after the other; bounds are those of both together, unknown if those of either are."""
     low = episodes.action_low
-    other_low = others.action_low
+    other_low = following.action_low
     high = episodes.action_high
-    other_high = others.action_high
+    other_high = following.action_high
     return RecordedEpisodes(
-        np.concatenate([episodes.observations, others.observations]),
-        np.concatenate([episodes.actions, others.actions]),
-        np.concatenate([episodes.rewards, others.rewards]),
-        np.concatenate([episodes.lengths, others.lengths]),
+        np.concatenate([episodes.observations, following.observations]),
+        np.concatenate([episodes.actions, following.actions]),
+        np.concatenate([episodes.rewards, following.rewards]),
+        np.concatenate([episodes.lengths, following.lengths]),
         None if low is None or other_low is None else np.minimum(low, other_low),
         None if high is None or other_high is None else np.maximum(high, other_high),
     )

@@ -3,6 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from manyformer.data.summary import Finding
@@ -90,15 +91,18 @@ class Splits(NamedTuple, Generic[SourceT]):
     @property
     def are_cut_short(self) -> bool:
         """Whether something of a source was not read because of a limit."""
-        return any(source.is_cut_short for sources in self.sources.values() for source in sources)
+        return any(source.is_cut_short for source in self._all_sources())
+
+    def _all_sources(self) -> Iterator[SourceT]:
+        return chain.from_iterable(self.sources.values())
 
     def notes(self) -> list[str]:
         """What a person should know of how all sources are read."""
-        return list(dict.fromkeys(note for sources in self.sources.values() for one in sources for note in one.notes))
+        return list(dict.fromkeys(note for source in self._all_sources() for note in source.notes))
 
     def found(self) -> list[Finding]:
-        """What the last pass over each source has found, told once where several splits read parts of one file."""
-        return list(dict.fromkeys(item for sources in self.sources.values() for one in sources for item in one.found()))
+        """What the last pass over each source has found, once where several splits read parts of one file."""
+        return list(dict.fromkeys(finding for source in self._all_sources() for finding in source.found()))
 
     def stamps(self) -> dict[str, list[list[str | int]]]:
         """The stamps of all sources, which change when any content changes."""

@@ -52,9 +52,9 @@ class FirstDiffersStep(DecodingStep):
 
     def push(self, piece: str) -> list[str]:
         # the library knows by the position in its list that a piece is not the first one
-        before = [] if self._is_first else [""]
+        preceding = [] if self._is_first else [""]
         self._is_first = False
-        return [self._decode([*before, piece])]
+        return [self._decode([*preceding, piece])]
 
 
 @final

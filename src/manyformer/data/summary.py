@@ -245,8 +245,8 @@ class ExampleFacts:
     def examples(self) -> tuple[tuple[str, ...], ...]:
         """The examples that are shown."""
         of_labels = list(self._first_of_label.values())
-        others = [example for example in self._first if example not in of_labels]
-        return tuple([*of_labels, *others][:EXAMPLES])
+        unlabelled = [example for example in self._first if example not in of_labels]
+        return tuple([*of_labels, *unlabelled][:EXAMPLES])
 
     def lengths_of(self, names: Iterable[str]) -> IntArray:
         """The lengths of the examples of these splits."""

@@ -285,7 +285,7 @@ def guess_header(
     first_texts = [first[column] for column in text_columns]
     if are_texts and all(_WORD.fullmatch(text) for text in first_texts):
         return HeaderGuess.HEADER
-    if all(_NUMBER.fullmatch(other) for other in labels) and not _repeats_as_cells(first, rows):
+    if all(_NUMBER.fullmatch(row_label) for row_label in labels) and not _repeats_as_cells(first, rows):
         return HeaderGuess.HEADER
     # every other label recurs, so one that does not may be a name
     if min(labels.values()) > 1:

@@ -79,7 +79,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return row.cells
 
     def note_row(self, noun: str, fate: str, row: TableRow) -> None:
-        """Count something in a row, such as an "answer", whose `fate` is to be told."""
+        """Count something in a row, such as an "answer", whose `fate` a line of the summary says."""
         self._encoding_tallies.setdefault((noun, fate), Tally()).add(row.location)
 
     def encoding_findings(self) -> Iterator[Finding]:
@@ -189,8 +189,8 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
             if not all(row.cells[: self.required_cells]):
                 empty.add(row.location)
         if empty.count:
-            what = f"{plural(empty.count, 'row')} with an empty cell, scored as it stands"
-            self.log_findings([Finding(empty.count, what, empty.first)])
+            description = f"{plural(empty.count, 'row')} with an empty cell, scored as it stands"
+            self.log_findings([Finding(empty.count, description, empty.first)])
         return rows
 
     def write_rows(self, rows: Sequence[TableRow]) -> list[TokenShard]:

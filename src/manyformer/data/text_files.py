@@ -144,10 +144,10 @@ def _visible_paths(folder: Path) -> list[Path]:
 def describe_folder(folder: Path, files: Collection[Path]) -> str:
     """How many files of a folder are read, and which other ones are not."""
     read_files = set(files)
-    others = [path for path in _visible_paths(folder) if path not in read_files]
+    unread = [path for path in _visible_paths(folder) if path not in read_files]
     read = f"{len(files):,} file{'s' * (len(files) != 1)} read of {folder} ({_list_names(folder, files)})"
-    if others:
-        return f"{read}, {len(others):,} not read ({_list_names(folder, others)})"
+    if unread:
+        return f"{read}, {len(unread):,} not read ({_list_names(folder, unread)})"
     return f"{read}, all there are"
 
 

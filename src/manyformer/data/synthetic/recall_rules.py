@@ -92,12 +92,12 @@ class NeedleRule(SyntheticRule[NeedleData]):
         places = self.length - 1 - needles
         shape = (count, 1)
         if depth is None:
-            asked = random.integers(places, size=shape)
+            target_place = random.integers(places, size=shape)
         else:
-            asked = np.full(shape, round_share(depth, places - 1))
-        others = distinct_draws(random, places - 1, (count, needles - 1))
+            target_place = np.full(shape, round_share(depth, places - 1))
+        distractors = distinct_draws(random, places - 1, (count, needles - 1))
         # skipping the place that is taken
-        order = np.concatenate([asked, others + (others >= asked)], axis=1)
+        order = np.concatenate([target_place, distractors + (distractors >= target_place)], axis=1)
         columns: IntArray = order + (order[:, :, None] > order[:, None, :]).sum(axis=2)
         return columns
 
