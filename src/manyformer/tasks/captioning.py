@@ -15,10 +15,9 @@ from torch import Tensor
 from manyformer.batches import Seq2SeqBatch, to_device
 from manyformer.models import EncoderDecoder, PatchEmbedding
 from manyformer.scores import ScoreKind, bleu, chrf, exact_match
-from manyformer.tasks.likelihood import LIKELIHOOD_SHARE, likelihood, token_scores
 from manyformer.tasks.media_labels import image_tokens
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, ImagePass, ImageTokenizer
-from manyformer.tasks.task import Inputs
+from manyformer.tasks.task import LIKELIHOOD_SHARE, Inputs, likelihood, token_scores
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 from manyformer.tasks.translation import EncoderDecoderTask, repeated_source
 

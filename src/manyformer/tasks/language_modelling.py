@@ -15,7 +15,6 @@ from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel, ModelOutput
 from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character, bits_per_dimension
-from manyformer.tasks.likelihood import likelihood, row_accuracy, token_scores
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,
@@ -24,7 +23,7 @@ from manyformer.tasks.requests import (
     ImageTokenizer,
     TextPass,
 )
-from manyformer.tasks.task import Inputs, Task, text_pass, token_row
+from manyformer.tasks.task import Inputs, Task, likelihood, row_accuracy, text_pass, token_row, token_scores
 from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
 
 WORK_SCORES = {"steps": ScoreKind(lower_is_better=True), "span": ScoreKind("tokens", lower_is_better=True, digits=1)}

@@ -12,9 +12,8 @@ from typing_extensions import TypeVar
 from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.kernels import named_kernels
 from manyformer.models import EncoderModel, MaskedLM
-from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
-from manyformer.tasks.task import Inputs, Task, text_pass
+from manyformer.tasks.task import Inputs, Task, likelihood, text_pass, token_scores
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
 E = TypeVar("E", bound=EncoderModel, default=Any)

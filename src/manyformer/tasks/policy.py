@@ -18,9 +18,8 @@ from manyformer.models.policy_actor import PolicyActor
 from manyformer.rollouts import EpisodeBatch
 from manyformer.scores import ScoreKind, mean_length, mean_return, success_rate
 from manyformer.spaces import PixelSpace
-from manyformer.tasks.likelihood import ScoreSums
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs, ScoreSums, Task
 from manyformer.tasks.toy import STAND_IN_IDS, Toy, ToyDraw, stand_in_vectors
 
 GUESSED_SIGN_LOSS = 0.5 * math.log(2 * math.pi) + 0.5

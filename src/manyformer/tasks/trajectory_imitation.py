@@ -21,9 +21,8 @@ from manyformer.models.decision_transformer import Trajectory
 from manyformer.models.token_positions import check_token_range, check_token_rows, positions_of
 from manyformer.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.spaces import DiscreteActions, VectorSpace
-from manyformer.tasks.likelihood import ScoreSums, likelihood
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, TaskTokenizers, TextPass
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs, ScoreSums, Task, likelihood
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 STEP_IDS = 29

@@ -14,9 +14,8 @@ from manyformer.models import EncoderDecoder, ModelOutput, SpeechRecognizer
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.speech_recognizer import label_targets
 from manyformer.scores import ScoreKind, ScoreRecord, character_error_rate, word_error_rate
-from manyformer.tasks.likelihood import ScoreSums, likelihood, token_scores
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs, ScoreSums, Task, likelihood, token_scores
 from manyformer.tasks.toy import PERIOD, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
 from manyformer.tasks.translation import EncoderDecoderTask
 

@@ -13,9 +13,8 @@ from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, ModelOutput
 from manyformer.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
-from manyformer.tasks.likelihood import LIKELIHOOD_SHARE, likelihood, token_scores
 from manyformer.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
-from manyformer.tasks.task import Inputs, Task, token_row
+from manyformer.tasks.task import LIKELIHOOD_SHARE, Inputs, Task, likelihood, token_row, token_scores
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 
 
