@@ -17,8 +17,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.structures import DependencyTree, GraphEdges
-
 State = Any
 """A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
 

@@ -1,28 +1,11 @@
 """Structures of tokens besides their sequence: dependency trees, graphs, and the order of the pixels of an image."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Int
 from numpy.typing import NDArray
-from torch import Tensor
 
 from manyformer.errors import UserError
-
-
-class DependencyTree(NamedTuple):
-    """The node of each token in the dependency tree of its document; -1 in all three fields for a token in no tree.
-
-    `depth` counts the edges to the root, `preorder` numbers the nodes of a document's tree in preorder, and
-    `last_descendant` is the highest number in the subtree of the token's node: token i is of the same node as j or of
-    one of its descendants where preorder_j <= preorder_i <= last_descendant_j.
-    `manyformer.structures.preorder_columns` computes the three from heads."""
-
-    depth: Int[Tensor, "b l"]
-    preorder: Int[Tensor, "b l"]
-    last_descendant: Int[Tensor, "b l"]
-
 
 NO_NODE = -1
 """The value of all three columns for a token that belongs to no tree: a special token, padding."""
@@ -41,8 +24,10 @@ def preorder_columns(heads: Sequence[int]) -> NDArray[np.int64]:
     """
     children = _children_by_head(heads)
     depth = [0] * (len(heads) + 1)
+    # the root of heads is no word: a single child of it has depth 0
     depth[ROOT] = 0 if len(children[ROOT]) > 1 else -1
     order: list[int] = []
+    # a chain of words may be deeper than Python recurses; reversed, so that the first child is taken first
     stack = children[ROOT][::-1]
     while stack:
         word = stack.pop()
@@ -53,6 +38,7 @@ def preorder_columns(heads: Sequence[int]) -> NDArray[np.int64]:
         raise ValueError(_describe_cycle(heads, set(order)))
     size = [1] * (len(heads) + 1)
     columns = np.empty((len(heads), 3), dtype=np.int64)
+    # from the leaves up: descendants come after their head in preorder
     for number in range(len(order) - 1, -1, -1):
         word = order[number]
         size[heads[word - 1]] += size[word]
@@ -85,18 +71,6 @@ def _describe_cycle(heads: Sequence[int], reached: set[int]) -> str:
     return f"the heads of the words {shown} form a cycle that does not reach the root"
 
 
-class GraphEdges(NamedTuple):
-    """The directed edges of all graphs of a batch, sorted by target (compressed sparse rows).
-
-    Node l of row b has the number b * length + l, and `row_starts[n]` is the index of the first edge that ends at node
-    n. An edge carries a message from its source to its target; `features` are vectors of the edges, None for none."""
-
-    sources: Int[Tensor, " edges"]
-    targets: Int[Tensor, " edges"]
-    row_starts: Int[Tensor, " nodes_and_one"]
-    features: Float[Tensor, "edges f"] | None = None
-
-
 MAX_NODES = 20_000
 """The largest graph whose Laplacian is decomposed: time grows with the cube of its nodes, memory with their square."""
 
@@ -110,8 +84,10 @@ def laplacian_eigenvectors(edges: NDArray[np.int64], nodes: int, count: int) -> 
         raise ValueError(f"{nodes:,} nodes are too many for Laplacian positions, at most {MAX_NODES:,}")
     adjacency = np.zeros((nodes, nodes))
     adjacency[edges[:, 0], edges[:, 1]] = adjacency[edges[:, 1], edges[:, 0]] = 1
+    # a node without edges keeps a row of zeros
     scale = np.maximum(adjacency.sum(1), 1) ** -0.5
     _, vectors = np.linalg.eigh(np.eye(nodes) - scale[:, None] * adjacency * scale)
+    # `eigh` sorts ascending, and the first eigenvector is the same for every node of a connected graph
     chosen = vectors[:, 1 : count + 1]
     return np.pad(chosen, ((0, 0), (0, count - chosen.shape[1]))).astype(np.float32)
 
@@ -128,5 +104,6 @@ def pixel_order(shape: tuple[int, int, int], block: tuple[int, int]) -> NDArray[
     if min(block) < 1 or height % rows or width % columns:
         raise UserError(f"an image of {height} x {width} cannot be cut into blocks of {rows} x {columns}")
     indices = np.arange(height * width * channels)
+    # cut into a grid of blocks, of which rows of pixels are taken together
     blocks = indices.reshape(height // rows, rows, width // columns, columns, channels)
     return blocks.swapaxes(1, 2).ravel()

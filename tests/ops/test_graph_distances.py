@@ -9,7 +9,6 @@ import torch
 from manyformer.core import GraphEdges
 from manyformer.models.graph_embedding import sort_edges
 from manyformer.ops.graph_distances import graph_distances, mean_along_shortest_paths
-from manyformer.structures import GraphEdges
 
 NODES, ROWS = 9, 3
 

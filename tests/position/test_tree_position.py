@@ -24,7 +24,7 @@ from manyformer.position import (
 )
 from manyformer.position.relative import tree_offsets
 from manyformer.recipes.baselines import stack
-from manyformer.structures import NO_NODE, ROOT, DependencyTree, preorder_columns
+from manyformer.structures import NO_NODE, ROOT, preorder_columns
 
 
 def place_of(heads: Sequence[int], *, outside: int = 0) -> TokenPositions:

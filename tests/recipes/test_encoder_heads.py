@@ -19,8 +19,7 @@ from manyformer.recipes import RECIPES, all_recipes, recipe
 from manyformer.recipes.baselines import attention_layers, masked_lm
 from manyformer.recipes.registry import recipe_of_spec, task_of
 from manyformer.tasks import Inputs
-from manyformer.tasks.encoder_task import ENCODER_HEADS
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.tasks.masked_language_modelling import ENCODER_HEADS, MASKED_LM
 
 ENCODERS = [name for name, entry in all_recipes().items() if entry.card.task is MASKED_LM]
 SHAPES = {

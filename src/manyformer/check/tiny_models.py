@@ -7,7 +7,7 @@ import torch
 
 from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
-from manyformer.tasks.encoder_task import CLASSES, HEAD
+from manyformer.tasks.masked_language_modelling import CLASSES, HEAD
 
 TINY_KEYWORDS: dict[str, Any] = {
     "vocab": 29,

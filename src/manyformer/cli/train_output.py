@@ -18,7 +18,7 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import build_on_meta, task_of
 from manyformer.system.printable_text import printable
 from manyformer.system.temporary_folders import temporary_folder
-from manyformer.tasks.encoder_task import HEAD, expected_head
+from manyformer.tasks.masked_language_modelling import HEAD, expected_head
 from manyformer.train import TrainingEvent, TrainingFinished, TrainResult
 from manyformer.train.build_model import surveyed_model
 from manyformer.train.events import LiveReporter, reporter

@@ -96,6 +96,7 @@ def array_members(path: Path) -> dict[str, ArchiveMember]:
             if name in members:
                 raise UserError(f"{path}: there are two arrays {_short(name)} in it; leave one out")
             with archive.open(info) as file:
+                # headers alone: an archive of many gigabytes is looked at without being unpacked
                 header = _read_header(file, path, name)
                 _check_member_size(info.file_size - file.tell(), header, path, name)
             members[name] = ArchiveMember(name, number, header)
@@ -123,6 +124,7 @@ def read_array(path: Path, member: ArchiveMember) -> NDArray[Any]:
             raise UserError(f"{path}: the array {name} has changed while the archive was read")
         flat = np.frombuffer(_read_exactly(file, header.size, path, name), dtype=header.dtype)
         _check_values(flat, path, name)
+        # a view of the bytes that were read: no second copy of a large array
         array = flat.reshape(header.shape, order="F" if header.fortran_order else "C")
         # torch takes no other byte order; a copy is made only where it must be
         return np.asarray(array, dtype=header.dtype.newbyteorder("="), order="C")
@@ -136,6 +138,7 @@ def read_arrays(
     Raises UserError as `array_members` and `read_array` do, and where all together are too large."""
     members = array_members(path)
     chosen = [member for name, member in members.items() if name in names]
+    # each may be small enough, and all together fill the memory
     check_array_size(path, sum(member.header.size for member in chosen), "the arrays that are read")
     if (
         log is not None
@@ -150,12 +153,12 @@ def describe_unread(path: Path, members: Collection[str], names: Collection[str]
     unread = [name for name in members if name not in names]
     if not unread:
         return None
-    more = ", ..." if len(unread) > 10 else ""
+    ellipsis = ", ..." if len(unread) > 10 else ""
     shown = ", ".join(_short(name) for name in unread[:10])
     reason = ""
     if names:
         reason = f" (arrays have the names {', '.join(names)})"
-    return f"{path}: not read: {shown}{more}{reason}"
+    return f"{path}: not read: {shown}{ellipsis}{reason}"
 
 
 def check_array_size(path: Path, size: int, name: str) -> None:
@@ -218,6 +221,7 @@ def _read_header(file: IO[bytes], path: Path, name: str) -> ArrayHeader:
     # MemoryError and RecursionError are those of the parser for deep nesting
     except (ValueError, SyntaxError, TypeError, KeyError, IndexError, MemoryError, RecursionError) as error:
         raise _damaged_header(path, name, str(error) or type(error).__name__) from None
+    # exact types: True is an int, too
     if type(fortran_order) is not bool or type(shape) is not tuple or any(type(size) is not int for size in shape):
         raise _damaged_header(path, name, f"it gives the shape {_short(str(shape))}")
     if any(size < 0 for size in shape):
@@ -279,6 +283,7 @@ def whole_numbers(
 ) -> NDArray[np.int64]:
     """The array called `key`. Raises UserError unless it has whole numbers and this shape; None is any size."""
     array = arrays[key]
+    # checked before `astype`, which would round numbers and take texts of digits
     if array.dtype.kind not in "iu" or not has_shape(array, shape):
         raise UserError(
             f"{name}: {key} must be whole numbers of shape {shape_text(shape)}, and is {describe_array(array)}"
@@ -337,6 +342,7 @@ def read_splits(
     """The indices of each split. Raises UserError for those that are out of range, shared, or without any label."""
     splits = {key: whole_numbers(arrays, key, (None,), name) for key in SPLIT_NAMES if key in arrays}
     owners: dict[int, str] = {}
+    # an item in two splits would be learned and scored
     for split, index in splits.items():
         if len(index) and not 0 <= index.min() <= index.max() < len(labels):
             raise UserError(f"{name}: {split} must be numbers from 0 to {len(labels) - 1}")
@@ -357,11 +363,13 @@ def complete_splits(
 
     `valid` is the fraction that is validation data if none is named. Raises UserError if nothing is left to learn."""
     splits = dict(named)
+    # what the archive puts in a split is not drawn into another one
     free = np.setdiff1d(
         np.flatnonzero(labels != NO_LABEL), np.concatenate([np.zeros(0, dtype=np.int64), *splits.values()])
     )
     if "valid" not in splits:
         pool = splits.get("train", free)
+        # the same items in every run, so that scores of runs can be compared
         drawn = random_generator(FIXED_SEED).permutation(pool)
         count = max(1, round_share(valid, len(pool)))
         splits["valid"] = np.sort(drawn[:count])

@@ -115,11 +115,13 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
 
     def open(self) -> OpenedData:
         request = self.request
+        # stamps of the sources are part of the key: changed files are read again
         settings = self.preparation() | {"kind": self.data.kind, "stamps": self.stamps()}
         prepared = load_or_prepare(
             request.cache, settings, self.prepare, belongs_to_model=request.belongs_to_model, log=request.log
         )
         self.use_prepared(prepared)
+        # arrays are kept whole and split at every opening, so another split needs no new preparation
         splits = self.splits()
         plan = self.plan(splits["train"], prepared.hashes[self.file_name])
         held_out = {name: self.held_out_batches(split) for name, split in splits.items() if name != "train"}
@@ -138,6 +140,7 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
         arrays = self.arrays.to_arrays()
         write_arrays(folder / self.file_name, arrays)
         digest = hash_arrays(arrays)
+        # shards are compared by their facts; arrays have no shards, so their hash is compared here
         previous = None
         if self.request.belongs_to_model:
             previous = read_record(self.request.cache)
@@ -152,6 +155,7 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
         return self.splits()
 
     def from_file(self, path: EvaluationPath) -> EvaluationData:
+        # the file is read by the settings of the run, by a pipeline of its own
         section = self.data.model_copy(update={"path": path})
         pipeline = type(self)(section, self.form, self.request, self.tokenizers)
         pipeline.arrays = pipeline.read_sources()
@@ -168,6 +172,7 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
         """Read the kept arrays, whose file must be as it was written. Raises DamagedFile."""
         super().use_prepared(prepared)
         files = VerifiedFolder.open(self.request.cache)
+        # the manifest may be valid, and belong to prepared data of another kind
         if self.file_name not in files:
             record = self.request.cache / RECORD_FILE
             raise DamagedFile(f"{record} is damaged: there is no {self.file_name} beside it")

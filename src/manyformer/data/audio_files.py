@@ -76,6 +76,7 @@ class FolderRecordings(RecordingSource):
 
     def recordings(self, selects: GroupTest = every_group) -> Iterator[Recording]:
         for file in self._files:
+            # speaker/label/file.wav: the first folder is the group, the last one the label
             folders = file.relative_to(self._root).parts[:-1]
             target = None
             if folders:
@@ -99,6 +100,7 @@ class TableRecordings(RecordingSource):
         self._header = data.header
         self._columns: list[ColumnKey]
         self._stamp: list[ColumnKey]
+        # the group is read only where it is asked for: most tables have none
         keys = [data.audio, data.label] + ([] if data.group is None else [data.group])
         roles = ["audio", "label" if target == "label" else "transcript", "group"][: len(keys)]
         self._has_header = False
@@ -108,6 +110,7 @@ class TableRecordings(RecordingSource):
             self._stamp = list(self._columns)
             return
         header = data.header
+        # the surest sign of a row: the file that it names is there
         if header is None and not any(isinstance(key, str) for key in keys) and self._starts_with_row(keys):
             header = False
         table_columns = find_columns(path, keys, roles, header=header)
@@ -137,6 +140,7 @@ class TableRecordings(RecordingSource):
         files = []
         for row in self._rows():
             files.append(self._file(row))
+            # the table may be unchanged while a recording was replaced
             facts = files[-1].stat()
             hasher.update(f"{row.cells[0]}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
         return [*file_stamp(self._path), *self._stamp, hasher.hexdigest(), folder_sum(files)]
@@ -180,6 +184,7 @@ class ArchiveRecordings(RecordingSource):
         self._path = path
         self._data = data
         self._label = target if data.label is None else str(data.label)
+        # headers alone, so that opening costs nothing
         self._members = array_members(path)
 
     def stamp(self) -> list[str | int]:
@@ -209,6 +214,7 @@ class ArchiveRecordings(RecordingSource):
             )
         if lengths.ndim != 1 or lengths.dtype.kind not in "iu" or (lengths.astype(np.int64) < 0).any():
             raise UserError(f"{self.name}: lengths must be a whole number, at least 0, for each recording")
+        # as 64-bit numbers: sums of 32-bit lengths may overflow
         bounds = np.concatenate([[0], np.cumsum(lengths.astype(np.int64))])
         if bounds[-1] != len(samples):
             raise UserError(
@@ -263,5 +269,6 @@ def _as_samples(values: NDArray[Any]) -> SampleArray:
     """Samples (n, 1) of the values of an archive."""
     if values.dtype == np.uint8:
         return decode_mu_law(values)[:, None]
+    # floating point samples are between -1 and 1 already
     scale = INT16_SCALE if values.dtype == np.int16 else 1
     return values.astype(np.float32)[:, None] / np.float32(scale)

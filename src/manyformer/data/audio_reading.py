@@ -93,6 +93,7 @@ class SelectedRecordings(RecordingSource):
         groups = set()
 
         def selects_values(group: str | None) -> bool:
+            # noted also for recordings of other groups: at the end a value that never occurred is a mistake
             groups.add(str(group))
             return (group in self._values) != self._excluded and selects(group)
 
@@ -123,11 +124,13 @@ class RecordingConverter:
         invalid = ~np.isfinite(samples).all(1)
         if invalid.any():
             raise UserError(f"{location}: sample {int(invalid.argmax()):,} of this recording is not a finite number")
+        # averaged before resampling, which is many times slower
         mono = samples.mean(1, dtype=np.float32)
         if rate != self.sample_rate:
             self._rates[rate].add(location)
             divisor = math.gcd(rate, self.sample_rate)
             mono = _resample(mono, self.sample_rate // divisor, rate // divisor)
+        # 16 bits are half of the disk that floats take, and what most recordings have
         levels = np.clip(np.rint(mono * INT16_SCALE), -INT16_SCALE, INT16_SCALE - 1)
         stored: NDArray[np.int16] = levels.astype(np.int16)
         occurrences = {
@@ -161,6 +164,7 @@ def _resampling(count: int, rate: int, new_rate: int, first: str) -> Finding:
 
 def decode_mu_law(codes: NDArray[np.uint8]) -> SampleArray:
     """The samples of 8-bit codes of ITU-T G.711's continuous mu-law: ((256)^|m| - 1) / 255 for m = code / 127.5 - 1."""
+    # a table of all codes, since there are only 256
     levels = np.arange(256) / 127.5 - 1
     table = np.sign(levels) * (256.0 ** np.abs(levels) - 1) / 255
     decoded: SampleArray = table.astype(np.float32)[codes]
@@ -170,6 +174,7 @@ def decode_mu_law(codes: NDArray[np.uint8]) -> SampleArray:
 def read_audio_file(path: Path) -> tuple[SampleArray, int]:
     """The samples (n, channels) of a file and their rate. Raises UserError for a damaged or unknown file."""
     soundfile = import_soundfile()
+    # first: soundfile reads what is left of a file that was cut off, and says nothing
     _check_complete(path)
     try:
         with soundfile.SoundFile(path) as file:
@@ -179,6 +184,7 @@ def read_audio_file(path: Path) -> tuple[SampleArray, int]:
                 # a rate without bound is a filter, and a longest recording, without bound
                 bounds = f"{MIN_RATE:,} to {MAX_RATE:,} Hz are read"
                 raise UserError(f"{path}: the rate of this recording is {file.samplerate:,} Hz; {bounds}")
+            # by the header, before memory is taken for the samples
             if file.frames > MAX_SECONDS * file.samplerate:
                 raise UserError(f"{path}: this recording takes more than {MAX_SECONDS:,} seconds; split it")
             samples: SampleArray = file.read(dtype="float32", always_2d=True)
@@ -240,6 +246,7 @@ def _check_wav(file: BinaryIO, path: Path) -> None:
     """Raise UserError for a wav file that has fewer samples than the header of its samples says."""
     size = path.stat().st_size
     position = _RIFF_HEADER + 4
+    # bounded: a damaged file may have chunks without end
     for _ in range(_MAX_CHUNKS):
         file.seek(position)
         chunk = file.read(_RIFF_HEADER)
@@ -257,6 +264,7 @@ def _check_wav(file: BinaryIO, path: Path) -> None:
 
 def _check_ogg(file: BinaryIO, path: Path) -> None:
     """Raise UserError for an ogg file whose last page is incomplete, or not the end of a stream."""
+    # the last page is within as many bytes as a page can have
     file.seek(max(0, path.stat().st_size - _MAX_OGG_PAGE))
     tail = file.read(_MAX_OGG_PAGE)
     page = tail[max(0, tail.rfind(_OGG_PAGE)) :]

@@ -81,8 +81,10 @@ def load_or_prepare(
     which was trained on its data, data that differs is refused with a UserError, and the cache stays as it is. Damaged
     files are named in the log and prepared again. A process waits while another one prepares data in the same cache.
     """
+    # sampled sums are compared apart from the key: files of earlier versions have none
     key = hashlib.sha256(json_text(without_sums(settings), sort_keys=True, ensure_ascii=True).encode()).hexdigest()
     with suppress(DamagedFile):
+        # without the lock first: data is mostly current, and a cache that is read-only cannot be locked
         if (prepared := _load_if_current(cache, key, settings)) is not None:
             _remove_rest(cache, key)
             return prepared
@@ -94,7 +96,9 @@ def load_or_prepare(
         except DamagedFile as damage:
             log(f"{damage}; preparing the data again")
         with _unfinished_folder(cache, key, resumes=resumes) as folder:
+            # in a folder of its own, so that a failure leaves the data in the cache as it was
             result = prepare(folder)
+            # compared before files are replaced: data of a trained model is never overwritten by other data
             if belongs_to_model:
                 _check_same(cache, result)
             _complete(folder, key, settings, result)
@@ -147,12 +151,13 @@ def _folder_of(cache: Path, key: str) -> Path:
 def _unfinished_folder(cache: Path, key: str, *, resumes: bool) -> Iterator[Path]:
     """The folder of a preparation, which stays if the block is interrupted and is removed if it ends or fails."""
     folder = _folder_of(cache, key)
-    for other in cache.glob(f"{_UNFINISHED}*"):
-        if not resumes or other != folder:
-            remove_draft(other)
+    for draft in cache.glob(f"{_UNFINISHED}*"):
+        if not resumes or draft != folder:
+            remove_draft(draft)
     make_folder(folder)
     try:
         yield folder
+    # not for KeyboardInterrupt: an interrupted preparation goes on later
     except Exception:
         remove_draft(folder)
         raise
@@ -195,6 +200,7 @@ def _complete(folder: Path, key: str, settings: dict[str, Any], result: Preparat
 
 def _replace_files(cache: Path, folder: Path) -> None:
     """Move the files into the cache. The manifest comes last: it never describes files of another preparation."""
+    # without a manifest the cache counts as empty, also if the process is killed between two files
     (cache / MANIFEST).unlink(missing_ok=True)
     files = [file for file in folder.iterdir() if not file.name.startswith(".")]
     for file in sorted(files, key=lambda file: file.name == MANIFEST):

@@ -34,6 +34,7 @@ def content_sum(path: Path) -> str:
         with path.open("rb") as file:
             for start, count in _sampled_ranges(path.stat().st_size):
                 file.seek(start)
+                # a few kilobytes are read of any file, so that sums cost nothing next to the data
                 digest.update(file.read(count))
     except OSError as error:
         raise UserError(f"{path}: this file cannot be read ({error.strerror})") from None
@@ -69,6 +70,7 @@ def changed_contents(recorded: Any, current: Any) -> list[str]:
     return [
         path
         for place, (path, current_sum) in _sums_by_place(current)
+        # a recorded stamp without a sum is that of an earlier version, and counts as equal
         if recorded_sums.get(place, (path, current_sum))[1] != current_sum
     ]
 
@@ -79,7 +81,9 @@ def _sampled_ranges(size: int) -> Iterator[tuple[int, int]]:
         yield 0, size
         return
     yield 0, _END_BYTES
+    # the size is all that is known of a file before it is read, and is the same at the next opening
     draw = random.Random(size)
+    # one block in each of equal parts, so that no large part of the file is missed
     stride = (size - 2 * _END_BYTES) // _BLOCKS
     for block in range(_BLOCKS):
         yield _END_BYTES + block * stride + draw.randrange(max(1, stride - _BLOCK_BYTES + 1)), _BLOCK_BYTES
@@ -102,6 +106,7 @@ def _sums_by_place(stamps: Any, place: str = "") -> Iterator[tuple[str, tuple[st
             if _is_sum(value):
                 yield f"{place}/{number}", (path, value)
                 continue
+            # sums are not counted, so that places agree with those in stamps without sums
             number += 1
             if isinstance(value, str) and value.startswith("/"):
                 path = value

@@ -45,6 +45,7 @@ _NO_INPUT = "- means standard input, but nothing is piped in; use for instance `
 def check_paths(data: DataSection) -> None:
     """Raise UserErrors with all paths that lead nowhere, each with its setting."""
     problems = []
+    # all problems at once, so that one run of the command names every wrong path
     for setting, path in _named(data):
         if path == STDLIB or not is_plain_path(path):
             continue
@@ -102,8 +103,10 @@ def data_path(path: str, cache: Path) -> Path:
         return save_stdin(cache / "stdin.txt")
     if not Path(path).is_fifo():
         return existing_path(path)
+    # a plain open would wait forever for a program that writes
     with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as pipe:
         start = _await_writer(pipe.fileno(), path)
+        # from here on reading waits for the writer, as from standard input
         os.set_blocking(pipe.fileno(), True)
         return _save_stream(pipe, cache / f"pipe-{Path(path).name}", f"the pipe {path}", start)
 
@@ -127,6 +130,7 @@ def stdin_lines() -> Iterator[str]:
             if number > 1 and line.startswith(codecs.BOM_UTF8):
                 mark = "\ufeff"
             yield mark + without_line_end(decode_text(line, location, "FILE", head))
+    # nothing was read: an interactive terminal counts as no input
     if not number:
         raise UserError(_NO_INPUT)
 
@@ -141,11 +145,13 @@ def save_stdin(copy: Path) -> Path:
 
 def _save_stream(stream: BinaryIO, copy: Path, name: str, start: bytes = b"") -> Path:
     """Copy the bytes `start` and the rest of the stream to the file `copy`."""
+    # a draft of this process: another one may copy the same input into the same cache
     draft = copy.with_name(f"{copy.name}.{os.getpid()}.new")
     with atomic_write(draft) as file:
         file.write(start)
         shutil.copyfileobj(stream, file, CHUNK_BYTES)
     try:
+        # a run that is resumed gets the same input again, or none
         if draft.stat().st_size and copy.exists() and not filecmp.cmp(draft, copy, shallow=False):
             raise UserError(
                 f"{name} differs from the text that this run started with (saved in {copy}); start a new run"
@@ -182,6 +188,7 @@ def _await_writer(pipe: int, path: str) -> bytes:
 
 def _open_stdin() -> io.BufferedReader:
     """Standard input; an empty one where nothing is piped in. Raises UserError for a device without an end."""
+    # reading a terminal would wait for somebody to type
     if sys.stdin is None or sys.stdin.isatty():
         return io.BufferedReader(io.BytesIO())
     stdin = sys.stdin.buffer

@@ -58,6 +58,7 @@ class RecordedEpisodes(NamedTuple):
 
     def select(self, episodes: NDArray[np.int64]) -> "RecordedEpisodes":
         """These episodes, in this order."""
+        # the steps of all chosen episodes, as one index
         steps = np.concatenate([np.arange(self.starts[n], self.starts[n] + self.lengths[n]) for n in episodes])
         return self._replace(
             observations=self.observations[steps],
@@ -87,6 +88,7 @@ def read_minari(path: str) -> RecordedEpisodes:
     except ImportError:
         raise UserError(f"{path}: this needs the package minari: pip install 'manyformer[rl]'") from None
     name = path.removeprefix(MINARI_PREFIX)
+    # looked up first, so that the message can list the names that there are
     local_names = list(minari.list_local_datasets())
     if name not in local_names:
         suggestion = "there are none on this machine"
@@ -97,6 +99,7 @@ def read_minari(path: str) -> RecordedEpisodes:
     try:
         for number, episode in enumerate(minari.load_dataset(name).iterate_episodes()):
             arrays = {key: np.asarray(getattr(episode, key)) for key in STEP_ARRAYS}
+            # dictionaries of observations become an array of objects
             if arrays["observations"].dtype == object:
                 raise UserError(f"{path}: the observations of episode {number} must be vectors, not nested ones")
             # Minari also stores what is observed after the last action
@@ -137,9 +140,11 @@ def generate_episodes(path: str, count: int) -> RecordedEpisodes:
     steps = []
     masks = []
     while running.any():
+        # the behavior of the environment itself, which is what a model is to learn from
         actions = environment.recorded_actions()
         step = environment.step(actions)
         steps.append((observations, actions, step.rewards))
+        # rows go on after their episode has ended; the mask leaves out those steps
         masks.append(running)
         observations = step.observations
         running = running & ~step.done
@@ -159,6 +164,7 @@ def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpi
     def place(step: int) -> str:
         return _step_name(step, episode_of, lengths)
 
+    # the type decides: whole numbers are choices, floating point numbers are vectors
     is_vector = actions.ndim == 2 and actions.dtype.kind == "f"
     if not is_vector and not (actions.ndim == 1 and actions.dtype.kind in "iu"):
         raise UserError(
@@ -192,6 +198,7 @@ def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> 
         missing = [key for key in ENDS if key not in arrays or arrays[key].shape != (steps,)]
         if missing:
             raise UserError(f"{name}: there is no array lengths in it, nor {missing[0]} for each of {steps:,} steps")
+        # an episode ends by itself, or is cut off by a limit of its time
         ends = np.flatnonzero(arrays[ENDS[0]] | arrays[ENDS[1]])
         # steps after the last end are an episode that the recording cut off
         bounds = np.unique(np.append(ends + 1, steps))
@@ -199,6 +206,7 @@ def _read_lengths(arrays: Mapping[str, NDArray[Any]], steps: int, name: str) -> 
     if (lengths < 1).any():
         number = int((lengths < 1).argmax())
         raise UserError(f"{name}: episode {number} has a length of {lengths[number]}; an episode has a step at least")
+    # as Python's integers: a sum of absurd lengths must not overflow into a right one
     stops = np.cumsum(lengths.astype(object))
     total = stops[-1] if len(stops) else 0
     if total != steps:

@@ -52,6 +52,14 @@ class EpochPlan(ABC):
         """The shuffled epoch `number`; equal seeds and numbers give equal batches."""
 
 
+class FixedEpochPlan(EpochPlan):
+    """A plan of data of which parts are held out, and are read in one fixed epoch."""
+
+    @abstractmethod
+    def fixed_epoch(self) -> Epoch:
+        """The epoch of held-out data: the same batches in the same order at each call."""
+
+
 class ProcessShare(NamedTuple):
     """The rows of each batch that a process receives: every row r with r % world == rank."""
 

@@ -17,9 +17,8 @@ from manyformer.data.cache_folder import (
     load_or_prepare,
 )
 from manyformer.data.data_paths import check_paths, named_paths
-from manyformer.data.epochs import HeldOutBatches
+from manyformer.data.epochs import FixedEpochPlan, HeldOutBatches
 from manyformer.data.kind import DataKind, DataPipeline, KindSection
-from manyformer.data.length_buckets import LengthBuckets
 from manyformer.data.opened import (
     DataSurvey,
     EvaluationData,
@@ -32,9 +31,7 @@ from manyformer.data.opened import (
 )
 from manyformer.data.splits import PathOrPaths, SampleSize, SourceT, Splits
 from manyformer.data.summary import DataSummary, Finding
-from manyformer.data.text_epochs import TextPlan
 from manyformer.data.token_shards import TokenShard
-from manyformer.data.utterances import UtterancePlan
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import make_folder
 from manyformer.files.json_records import DamagedFile
@@ -43,7 +40,7 @@ SURVEY_SIZE = SampleSize(records=10_000, characters=2_000_000)
 """So much of the files of a split is read for a look at them."""
 
 ReadT = TypeVar("ReadT")
-PlanT = TypeVar("PlanT", bound=TextPlan | LengthBuckets | UtterancePlan)
+PlanT = TypeVar("PlanT", bound=FixedEpochPlan)
 
 
 class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, PlanT]):
@@ -123,7 +120,9 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
     def open(self) -> OpenedData:
         data = self.data
         cache = self.request.cache
+        # before anything is opened, so that all wrong paths are named together
         check_paths(data)
+        # opening sources reads little; they are read as a whole only if `prepare` is called
         splits = self.split()
         settings = self.preparation() | {"kind": data.kind, "shares": splits.shares, "stamps": splits.stamps()}
         if (library := self.library()) is not None:
@@ -158,6 +157,7 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
 
     def survey(self) -> DataSurvey:
         """A look at the data: opened as for training if it is small, else at the beginning of its files."""
+        # a folder of its own: what a look prepares must never be taken for the data of the run
         folder = self.request.cache / "beginning"
         make_folder(folder)
         beginning = type(self)(self.data, self.form, self.request._replace(cache=folder))
@@ -166,6 +166,7 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
         prepared = load_or_prepare(
             folder, {}, lambda target: beginning.prepare(splits, target), belongs_to_model=False, log=self.request.log
         )
+        # the beginning was all there is, so it is opened as training would
         if not splits.are_cut_short:
             return DataSurvey.of_all(self.open())
         paths = ", ".join(named_paths(self.data))
@@ -178,6 +179,7 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
     def limits_of_part(self, splits: Splits[SourceT], prepared: PreparedData) -> Iterator[LengthLimit]:
         """The longest sequences of a part of the data, as far as it fills the batches of training."""
         self.tokenizers = prepared.tokenizers
+        # a part may be too small for one batch, which says nothing about the whole
         with suppress(UserError):
             plans = {name: self.plan(self.shards_of(prepared, name), name) for name in splits.names}
             yield from self.length_limits(plans)
@@ -196,6 +198,7 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
             self.request.log(str(finding))
 
     def held_out_splits(self, prepared: PreparedData) -> Mapping[str, list[TokenShard]]:
+        # a split has a shard for each side, named split.side
         names = dict.fromkeys(name.partition(".")[0] for name in prepared.shards)
         return {name: self.shards_of(prepared, name) for name in names if name != "train"}
 
@@ -219,6 +222,7 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
         if missing := sorted(set(names) - set(prepared.shards)):
             raise DamagedFile(f"{self.request.cache / RECORD_FILE} is damaged: it lacks {missing[0]}")
         for name, limit in zip(names, self.token_limits(), strict=True):
+            # an id beyond the vocabulary would fail within the embedding, on a GPU without a usable message
             if (largest := prepared.shards[name].facts.largest) >= limit:
                 path = self.request.cache / f"{name}.tokens"
                 raise DamagedFile(f"{path} is damaged: it holds {largest:,}, and its values are below {limit:,}")

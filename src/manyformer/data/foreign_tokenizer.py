@@ -56,11 +56,13 @@ class ForeignTokenizer(Tokenizer):
         prepends_bos: bool,
         affixes: TextAffixes = NO_AFFIXES,
     ) -> None:
+        # otherwise a text that contains "</s>" would be encoded as the special token
         inner.encode_special_tokens = True
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
         self._special = special
+        # ids may have gaps, and models have a row of their embedding for each id up to the largest
         self._vocab = max(inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         tokens = (*special, *stop_ids, *affixes.before, *affixes.after)
         if not stop_ids or not all(0 <= token < self._vocab for token in tokens):
@@ -68,6 +70,7 @@ class ForeignTokenizer(Tokenizer):
         self.pad, self.bos, self.eos, self.unk, self.mask = special
         self.stop_ids = tuple(stop_ids)
         self._affixes = affixes
+        # a model that was trained with a start token expects it before prompts too
         self.prepends_bos = self.begins_prompts = prepends_bos
         self.pair_separators = _count_separators(inner, self.eos)
 
@@ -94,12 +97,13 @@ class ForeignTokenizer(Tokenizer):
         except RefusedByLibrary as error:
             raise UserError(f"the rules of this model's tokenizer fail on the text {text!r:.60}: {error}") from None
         tokens = TextTokens.of_encoding(encoding)
-        before, after = (np.array(ids, dtype=np.int32) for ids in self._affixes)
-        no_start = np.zeros_like(before)
-        at_end = np.full_like(after, len(text))
+        prefix, suffix = (np.array(ids, dtype=np.int32) for ids in self._affixes)
+        # special tokens around a text stand for no characters: empty spans at its start and its end
+        no_start = np.zeros_like(prefix)
+        at_end = np.full_like(suffix, len(text))
         starts = np.concatenate([no_start, tokens.starts, at_end])
         stops = np.concatenate([no_start, tokens.stops, at_end])
-        return TextTokens(np.concatenate([before, tokens.ids, after]), starts, stops)
+        return TextTokens(np.concatenate([prefix, tokens.ids, suffix]), starts, stops)
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         ids = [int(token) for token in tokens]
@@ -172,6 +176,7 @@ class ForeignTokenizer(Tokenizer):
         """The same for texts that an encoder reads: with the tokens that its template puts around a text.
 
         The last of them, the end token or the language of an mBART, is its `eos`, which ends every source."""
+        # what the template of the tokenizer puts around a text is seen on the shortest one
         encoding = self._inner.encode("a")
         is_special = encoding.special_tokens_mask
         first = is_special.index(0) if 0 in is_special else 0
@@ -179,10 +184,11 @@ class ForeignTokenizer(Tokenizer):
             last = len(is_special) - is_special[::-1].index(0)
         else:
             last = len(is_special)
-        before = tuple(encoding.ids[:first])
-        after = tuple(encoding.ids[last:]) or self.stop_ids[:1]
-        special = self._special._replace(eos=after[-1])
-        affixes = TextAffixes(before, after[:-1])
+        prefix = tuple(encoding.ids[:first])
+        # the last token behind a text is `eos`, which data adds itself, so it is no affix
+        suffix = tuple(encoding.ids[last:]) or self.stop_ids[:1]
+        special = self._special._replace(eos=suffix[-1])
+        affixes = TextAffixes(prefix, suffix[:-1])
         return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=False, affixes=affixes)
 
     def for_targets(self, start: int, first: int | None = None) -> "ForeignTokenizer":
@@ -216,6 +222,7 @@ class ForeignTokenizer(Tokenizer):
         stop_ids = list(stop_ids) or [ids[kind] for kind in ("eos", "bos") if kind in ids][:1]
         if not stop_ids:
             raise ValueError("no token ends a text: neither eos_token nor eos_token_id is given")
+        # a kind that the tokenizer lacks has the id of the end token, by which `required_mask` knows it
         special = SpecialIds(*(ids.get(kind, stop_ids[0]) for kind in SpecialIds._fields))
         prepends_bos = "bos" in ids and inner.encode("a").ids[:1] == [ids["bos"]]
         return cls(inner, special, stop_ids, prepends_bos=prepends_bos)
@@ -240,6 +247,7 @@ class _ForeignStreamDecoder(StreamDecoder):
 
 def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:
     """How many end tokens the template of a tokenizer puts between two texts; 1 where it puts anything else there."""
+    # the template of a pair: special tokens, "a", separators, "a", special tokens
     encoding = inner.encode("a", "a")
     texts = [index for index, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
     between = encoding.ids[texts[0] : texts[-1]] if texts else []

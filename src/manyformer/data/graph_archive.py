@@ -59,6 +59,7 @@ class GraphArrays(NamedTuple):
             arrays["edge_features"] = self.edge_features
         if self.columns is None:
             return arrays | {"features": self.values}
+        # without the zeros that fill up rows
         rows, slots = self.values.nonzero()
         columns = self.columns[rows, slots]
         values = self.values[rows, slots]
@@ -97,6 +98,7 @@ def read_edge_list(edge_file: Path, node_file: Path) -> GraphArrays:
                 expected = f"{len(features[0])} features"
             raise UserError(f"{location}: a line must be the name of a node, {expected} and a label, with white space")
         name, *numbers, label = cells
+        # a new name gets the number of its line, a repeated one keeps that of its first
         if index.setdefault(name, len(index)) != len(features):
             raise UserError(f"{location}: there are two nodes called {name!r}")
         try:
@@ -125,12 +127,14 @@ def graphs_of_networkx(graphs: Iterable[Any], *, features: str = "features", lab
     The labels are those of the graphs if these have any, else of the nodes; a missing one is None. Raises UserError for
     nodes without features, and as for archives."""
     graph_list = list(graphs)
+    # one labelled graph is enough: the others are then graphs without a label
     per_graph = any(label in graph.graph for graph in graph_list)
     rows = list[Any]()
     names = list[Any]()
     edges = list[tuple[int, int]]()
     counts = list[int]()
     for number, graph in enumerate(graph_list):
+        # nodes are counted through all graphs
         index = {node: len(rows) + position for position, node in enumerate(graph.nodes)}
         for node, attributes in graph.nodes(data=True):
             if features not in attributes:
@@ -169,6 +173,7 @@ def check_graphs(arrays: Mapping[str, NDArray[Any]], name: str) -> GraphArrays:
     if "node_counts" in arrays:
         node_counts = whole_numbers(arrays, "node_counts", (None,), name)
     else:
+        # without counts all nodes are one graph
         node_counts = np.array([nodes])
     if (node_counts < 1).any() or node_counts.sum() != nodes:
         raise UserError(
@@ -208,8 +213,10 @@ def _read_features(
     for key, index, count in (("feature_rows", rows, nodes), ("feature_columns", columns, width)):
         if len(index) != len(values) or (len(index) and not 0 <= index.min() <= index.max() < count):
             raise UserError(f"{name}: {key} must be {len(values):,} numbers from 0 to {count - 1}, as shape says")
+    # entries of a row need not stand together, and stay in their order
     order = np.argsort(rows, kind="stable")
     counts = np.bincount(rows, minlength=nodes)
+    # the place of each entry within its row
     slots = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
     dense = np.zeros((nodes, max(1, int(counts.max(initial=0)))), dtype=np.float32)
     dense_columns = np.zeros(dense.shape, dtype=np.int64)
@@ -221,6 +228,7 @@ def _read_features(
 def _check_edges(edges: NDArray[np.int64], node_counts: NDArray[np.int64], name: str) -> None:
     """Raise UserError for an edge of a node that is not there, or of nodes of two graphs."""
     stops = node_counts.cumsum()
+    # the first such edge, if there is one
     for edge in ((edges < 0) | (edges >= stops[-1])).any(1).nonzero()[0][:1]:
         source, target = edges[edge].tolist()
         raise UserError(

@@ -49,6 +49,7 @@ def open_image_files(path: str) -> dict[ImagePart, ImageSource]:
     resolved = existing_path(path)
     if resolved.is_dir():
         idx_files = _idx_files(resolved)
+        # IDX files of a folder go before image files beside them
         if idx_files:
             return _idx_images(resolved, idx_files)
         return _folder_images(resolved)
@@ -84,6 +85,7 @@ class ArrayImages(ImageSource):
     @cached_property
     def _arrays(self) -> ImageArrays:
         images, labels = self._load()
+        # checked when they are read first: opening an archive must not unpack its images
         if images.ndim not in (3, 4):
             raise UserError(f"{self.name}: images must be an array of 3 or 4 axes, but this one is {images.shape}")
         if labels is not None and (labels.ndim != 1 or len(labels) != len(images)):
@@ -99,6 +101,7 @@ class ArrayImages(ImageSource):
 
     def images(self) -> Iterator[ImageRecord]:
         images, labels = self._arrays
+        # a memory of all images is held by the array alone: each is passed on as a view
         for index, image in enumerate(images):
             location = f"{self.name}: image {index}" + (f" of {self.part}" if self.part else "")
             yield ImageRecord(as_pixels(image, location), None if labels is None else str(labels[index]), location)
@@ -141,8 +144,8 @@ class FolderImages(ImageSource):
         for label, paths in folders.items():
             if len(paths) > 1:
                 shown = sorted(paths)
-                more = ", ..." if len(paths) > 3 else ""
-                yield f"label {label!r}: one class of {len(paths):,} folders ({', '.join(shown[:3])}{more})"
+                ellipsis = ", ..." if len(paths) > 3 else ""
+                yield f"label {label!r}: one class of {len(paths):,} folders ({', '.join(shown[:3])}{ellipsis})"
 
 
 def _npz_images(path: Path) -> dict[ImagePart, ImageSource]:
@@ -170,6 +173,7 @@ def _names_by_part(path: Path, names: Iterable[str], keywords: frozenset[str]) -
     Raises UserError if there are two for a split."""
     by_part: dict[ImagePart, str] = {}
     for name in names:
+        # x_train, train_x and train_images are all in use
         name_parts = name.lower().split("_")
         split_names = [word for word in name_parts if word not in keywords]
         if (
@@ -246,6 +250,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         header = file.read(4 * ndim)
         if len(header) < 4 * ndim:
             raise UserError(f"{path}: this file is incomplete: it ends within its header")
+        # big-endian, as the format says, whatever the machine
         shape = struct.unpack(f">{ndim}I", header)
         size = math.prod(shape)
         check_array_size(path, size, "its array")
@@ -263,6 +268,7 @@ def _idx_files(folder: Path) -> dict[ImagePart, Path]:
     files: dict[ImagePart, Path] = {}
     for file in sorted(folder.iterdir()):
         if "images" in file.name and "idx3" in file.name and file.is_file():
+            # train-images-idx3-ubyte and t10k-images-idx3-ubyte of MNIST
             files[SPLIT_NAMES.get(file.name.partition("-")[0].lower(), "")] = file
     return files
 

@@ -107,9 +107,11 @@ class ImageResize(NamedTuple):
         """The resized and converted image."""
         height, width, channels = record.pixels.shape
         target = ImageShape(self.size or height, self.size or width, self.channels or channels)
+        # pixels that fit are passed on as they are, without Pillow and without rounding
         if target == (height, width, channels):
             return record
         pil = pillow()
+        # Pillow takes gray images without an axis of channels
         resized = pil.fromarray(record.pixels[..., 0] if channels == 1 else record.pixels)
         if target.channels != channels:
             resized = resized.convert("L" if target.channels == 1 else "RGB")
@@ -139,10 +141,12 @@ def count_changes(counts: ChangeCounts, record: ImageRecord) -> None:
 
 def as_pixels(array: NDArray[Any], location: str) -> PixelArray:
     """An image (h, w) or (h, w, c) as uint8 (h, w, c). Raises UserError unless it has 1 or 3 channels of 0 to 255."""
+    # masks: True is white
     if array.dtype == np.bool_:
         array = array.astype(np.uint8) * np.uint8(255)
     if array.dtype != np.uint8:
         raise UserError(f"{location}: pixels must be integers from 0 to 255 (uint8), but they are {array.dtype}")
+    # every image has an axis of channels from here on
     if array.ndim == 2:
         array = array[..., None]
     if array.ndim != 3 or array.shape[2] not in (1, 3):
@@ -213,8 +217,10 @@ def _decode(opened: Any, path: Path) -> DecodedImage:
     """The pixels of an image of Pillow whose header alone has been read."""
     from PIL import ImageOps
 
+    # by the header, before any pixel is unpacked
     if opened.width * opened.height > MAX_PIXELS:
         raise _too_many_pixels(path)
+    # the raw mode of 16 bits is known only until the pixels are loaded
     is_deep = _is_deep(opened, path)
     orientation = opened.getexif().get(_ORIENTATION)
     profile = opened.info.get("icc_profile")

@@ -114,6 +114,7 @@ class DataPipeline(ABC, Generic[KindSection]):
         prepared = load_prepared(cache)
         if prepared is None:
             self.open()
+            # opening has written them
             prepared = load_prepared(cache)
         assert prepared is not None
         self.use_prepared(prepared)
@@ -170,6 +171,7 @@ class DataPipeline(ABC, Generic[KindSection]):
     def use_prepared(self, prepared: PreparedData) -> None:
         """Use the tokenizers of prepared data. Raises UserError if the model has others."""
         cache = self.request.cache
+        # a cache can be newer than the model beside it, if its data was prepared again
         expected = self.request.tokenizers
         if expected is not None and expected.fingerprint != prepared.tokenizers.fingerprint:
             raise UserError(
@@ -197,6 +199,7 @@ _KINDS: dict[type[DataSection], DataKind[Any]] = {}
 def register(kind: DataKind[KindSection]) -> DataKind[KindSection]:
     """Add a kind of data and its section. Raises UserError if the name of the kind is taken."""
     register_section(kind.section)
+    # the same object again is no conflict: a module may be imported twice
     if _KINDS.setdefault(kind.section, kind) is not kind:
         raise UserError(f"data.kind={kind.name} is registered twice; rename one of the two kinds")
     return kind
@@ -209,4 +212,5 @@ def data_kinds() -> Mapping[str, DataKind[Any]]:
 
 def kind_of(section: DataSection) -> DataKind[Any]:
     """The kind of data of a section."""
+    # sections of generated data are subclasses, one for each rule, of the section of their kind
     return next(_KINDS[base] for base in type(section).__mro__ if base in _KINDS)

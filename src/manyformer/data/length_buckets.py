@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, Batch, ClassificationBatch, Seq2SeqBatch, TaggingBatch
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, HeldOutBatches, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, FixedEpochPlan, HeldOutBatches, random_generator
 from manyformer.data.row_layouts import pad_ragged
 from manyformer.data.saved_tokenizers import TokenizerPair
 from manyformer.data.token_shards import TokenShard
@@ -40,6 +40,7 @@ def batches_in_order(dataset: SequenceDataset, rows: int, budget: int | None = N
     start = longest = 0
     for number, length in enumerate(dataset.lengths.tolist()):
         longest = max(longest, length)
+        # without sorting: results must come in the order of the inputs
         count = number - start
         if count and (count == rows or (budget is not None and (count + 1) * longest > budget)):
             yield dataset.make_batch(np.arange(start, number))
@@ -51,11 +52,12 @@ def batches_in_order(dataset: SequenceDataset, rows: int, budget: int | None = N
 
 def held_out_batches(examples: SequenceDataset, batch_tokens: int) -> HeldOutBatches:
     """All examples in a fixed order, whose targets do not encode a text."""
+    # by buckets too, so that scoring wastes no more on padding than training
     return HeldOutBatches(LengthBuckets(examples, batch_tokens).fixed_epoch(), None)
 
 
 @final
-class LengthBuckets(EpochPlan):
+class LengthBuckets(FixedEpochPlan):
     """Batches of at most `budget` padded tokens (rows times the longest length), with at least one row each.
 
     `indices` are those of the examples to read, by default all.
@@ -92,6 +94,7 @@ class BucketEpoch(Epoch):
         # a stable sort, which preserves the shuffled order of equal lengths
         self._indices = indices[np.lexsort((examples.tie_breakers[indices], examples.lengths[indices]))]
         self._bounds = bucket_bounds(examples.lengths[self._indices], budget)
+        # buckets ascend in length, and training on them in that order would be a curriculum
         self._order = random.permutation(len(self._bounds) - 1)
 
     def __len__(self) -> int:
@@ -106,6 +109,7 @@ def training_buckets(
     examples: SequenceDataset, batch_tokens: int, *, noun: str, max_length: int, unit: str = "tokens"
 ) -> LengthBuckets:
     """Batches of the training examples of at most `max_length` tokens. Raises UserError if they fill no batch."""
+    # longer examples stay in the shard, so that another max_length needs no new preparation
     buckets = LengthBuckets(examples, batch_tokens, np.flatnonzero(examples.lengths <= max_length))
     count = len(buckets.indices)
     if not count:
@@ -135,6 +139,7 @@ def check_fills_batch(
 
 def bucket_bounds(lengths: IntArray, budget: int) -> IntArray:
     """The bounds of batches in ascending `lengths`: each is the longest with rows times last length within `budget`."""
+    # greedy: each bucket takes as many of the sorted examples as fit
     bounds = [0]
     while bounds[-1] < len(lengths):
         start = bounds[-1]
@@ -155,8 +160,10 @@ class PairDataset(SequenceDataset):
         self._target = target
         self._source_pad = tokenizers.source.pad
         self._target_pad = tokenizers.target.pad
+        # BOS + y and y + EOS are one token shorter than the stored BOS + y + EOS
         lengths = np.stack([source.lengths, target.lengths - 1])
         self.lengths = lengths.max(0)
+        # among pairs of one longer side, the sum sorts by the shorter one
         self.tie_breakers = lengths.sum(0)
         self.fingerprint = f"{source.facts.sha256[:12]}-{target.facts.sha256[:12]}"
 
@@ -170,19 +177,20 @@ class PairDataset(SequenceDataset):
 class TokenRows(SequenceDataset):
     """Rows of tokens, framed and cut in their shard, with what other shards hold for each row or each of its tokens."""
 
-    def __init__(self, tokens: TokenShard, *others: TokenShard, pad: int) -> None:
-        assert {shard.facts.documents for shard in others} == {tokens.facts.documents}
+    def __init__(self, tokens: TokenShard, *columns: TokenShard, pad: int) -> None:
+        # document i of every shard belongs to row i
+        assert {shard.facts.documents for shard in columns} == {tokens.facts.documents}
         self._tokens = tokens
-        self._others = others
+        self._columns = columns
         self._pad = pad
         self.lengths = self.tie_breakers = tokens.lengths
-        self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, *others))
+        self.fingerprint = "-".join(shard.facts.sha256[:12] for shard in (tokens, *columns))
 
     def rows(self, indices: IntArray, *fills: int) -> tuple[Tensor, Tensor | None, list[Tensor]]:
         """The padded tokens, their segment ids, and what the other shards hold, each padded with its own number."""
         tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
-        others = zip(self._others, fills, strict=True)
-        return tokens, segments, [gather_padded(shard, indices, pad=fill)[0] for shard, fill in others]
+        padded_columns = zip(self._columns, fills, strict=True)
+        return tokens, segments, [gather_padded(shard, indices, pad=fill)[0] for shard, fill in padded_columns]
 
 
 @final
@@ -191,7 +199,8 @@ class LabelledDataset(TokenRows):
 
     def make_batch(self, indices: IntArray) -> ClassificationBatch:
         tokens, segments = gather_padded(self._tokens, indices, pad=self._pad)
-        labels = self._others[0].tokens[indices].astype(np.int64)
+        # a class is a document of one token, so its index is that of the row
+        labels = self._columns[0].tokens[indices].astype(np.int64)
         return ClassificationBatch(tokens, torch.from_numpy(labels), segments)
 
 
@@ -204,6 +213,7 @@ class TaggedDataset(TokenRows):
 
     def make_batch(self, indices: IntArray) -> TaggingBatch:
         tokens, segments, (classes, trees) = self.rows(indices, 0, 0)
+        # shards hold no negative numbers, so 0 stands for no class and is also what padding is filled with
         targets = torch.where(classes == 0, IGNORE_INDEX, classes - 1)
         return TaggingBatch(tokens, targets, segments, trees.view(*tokens.shape, 3) - 1)
 
@@ -243,12 +253,14 @@ class EncodedTexts:
         self.tokenizer = tokenizer
         ids = tokenizer.encode_many(texts)
         self.lengths = np.array([len(tokens) for tokens in ids], dtype=np.int64)
+        # the empty array keeps the type where there are no texts
         self._flat = np.concatenate([np.zeros(0, dtype=np.int32), *ids])
         self._starts = self.lengths.cumsum() - self.lengths
 
     def rows(self, texts: IntArray) -> tuple[IntArray, IntArray]:
         """The tokens of texts, padded on the right, and their lengths; text -1 is empty."""
         exists = texts >= 0
+        # text -1, which a row without a text has, becomes an empty range
         starts = self._starts[texts] * exists
         lengths = self.lengths[texts] * exists
         width = int(lengths.max(initial=0))
@@ -259,6 +271,7 @@ class EncodedTexts:
 
         The segment ids (0, and -1 at padding) are None if no text is padded."""
         tokens, lengths = self.rows(texts)
+        # one column more on both sides: for BOS in front, and for EOS behind the longest text
         target = np.pad(tokens, ((0, 0), (1, 0)), constant_values=self.tokenizer.bos)
         columns = np.arange(target.shape[1])
         ended = np.where(columns == lengths[:, None], self.tokenizer.eos, np.pad(tokens, ((0, 0), (0, 1))))
@@ -281,6 +294,7 @@ def gather_padded(
     lengths = shard.offsets[indices + 1] - skip_last - starts
     width = int(lengths.max())
     tokens = torch.from_numpy(pad_ragged(shard.tokens, starts, lengths, width=width, fill=pad))
+    # no segment ids without padding: attention then takes the path without a mask
     if int(lengths.min()) == width:
         return tokens, None
     is_padding = np.arange(width) >= lengths[:, None]

@@ -37,6 +37,7 @@ class FrameSettings(NamedTuple):
     @classmethod
     def of_milliseconds(cls, sample_rate: int, mels: int, window: float, hop: float) -> "FrameSettings":
         """Settings with the lengths of window and hop in milliseconds. Raises UserError if a hop has no sample."""
+        # milliseconds keep their meaning at every rate
         samples = (round(sample_rate * duration / 1000) for duration in (window, hop))
         settings = cls(sample_rate, mels, *samples)
         if not settings.hop:
@@ -50,6 +51,7 @@ class FrameSettings(NamedTuple):
 
     def frame_counts(self, samples: IntArray) -> IntArray:
         """The frames of recordings with so many samples; the first is centred at the first sample."""
+        # as `torch.stft` with centered windows counts
         return 1 + samples // self.hop
 
 
@@ -63,11 +65,13 @@ def mel_filters(settings: FrameSettings) -> Float[Tensor, "m k"]:
     rising = (frequencies - edges[:-2, None]) / np.diff(edges)[:-1, None]
     falling = (edges[2:, None] - frequencies) / np.diff(edges)[1:, None]
     triangles = np.maximum(0, np.minimum(rising, falling))
+    # such a band would be silent in every recording, and its deviation 0
     if not triangles.any(1).all():
         raise UserError(
             f"data.mels={settings.mels} is too many: a band lies between two frequencies of windows of "
             f"{settings.window} samples at {settings.sample_rate:,} Hz; set data.mels lower or data.window higher"
         )
+    # of area 1, so that a wide band of high frequencies is not louder than a narrow one
     return torch.from_numpy(triangles * 2 / (edges[2:] - edges[:-2])[:, None])
 
 
@@ -89,6 +93,7 @@ def log_mel(
     )
     real, imaginary = torch.view_as_real(spectrum).unbind(-1)
     power = torch.addcmul(real.square(), imaginary, imaginary)
+    # in place: features of long recordings are the largest arrays of a batch
     return (filters.to(waves.dtype) @ power).clamp_(min=POWER_FLOOR).log_().mT
 
 
@@ -111,6 +116,7 @@ class LogMelFrontEnd(NativeTokenizer):
         """The features of padded recordings of so many samples each; padding frames are 0, which is the mean."""
         features = log_mel(waves, self.settings, self._filters).sub_(self._shift).mul_(self._scale)
         frames = torch.from_numpy(self.settings.frame_counts(lengths))
+        # normalized silence is not 0: padding must not look like a quiet recording
         is_padding = torch.arange(features.shape[1]) >= frames[:, None]
         return features.masked_fill_(is_padding[..., None], 0.0)
 
@@ -131,6 +137,7 @@ class LogMelFrontEnd(NativeTokenizer):
     def restore(cls, content: dict[str, Any]) -> "LogMelFrontEnd":
         settings = FrameSettings(*(content[name] for name in FrameSettings._fields))
         mean, deviation = (np.array(content[name], dtype=np.float64) for name in ("mean", "deviation"))
+        # a damaged file must not ask for a window of gigabytes
         if any(type(value) is not int or not 0 < value < 1 << 20 for value in settings):
             raise ValueError(f"its frames are {settings}")
         if not mean.shape == deviation.shape == (settings.mels,) or not (deviation >= MIN_DEVIATION).all():
@@ -159,11 +166,13 @@ class FrameStatistics:
         frames = log_mel(torch.from_numpy(samples)[None], self._settings, self._filters)[0].double().numpy()
         self._frames += len(frames)
         self._sum += frames.sum(0)
+        # sums in 64 bits: recordings are added one by one, and none is kept
         self._squares += np.square(frames).sum(0)
 
     def front_end(self) -> LogMelFrontEnd:
         """The front end that normalizes by these statistics."""
         mean = self._sum / max(1, self._frames)
+        # rounding may make a variance negative where a band is constant
         variance = self._squares / max(1, self._frames) - np.square(mean)
         return LogMelFrontEnd(self._settings, mean, np.sqrt(np.maximum(variance, MIN_DEVIATION**2)))
 

@@ -123,6 +123,7 @@ def check_modalities(arrays: Mapping[str, NDArray[Any]], name: str) -> ModalityA
 def _check_images(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
     if images.dtype != np.uint8 or images.ndim not in (3, 4) or 0 in images.shape:
         raise UserError(f"{name}: images must be bytes (n, h, w) or (n, h, w, c), and is {describe_array(images)}")
+    # gray images get an axis of channels
     images = images if images.ndim == 4 else images[..., None]
     if images.shape[3] not in (1, 3):
         raise UserError(f"{name}: images must have 1 or 3 channels, and have {images.shape[3]}")
@@ -147,6 +148,7 @@ def _check_recordings(arrays: Mapping[str, NDArray[Any]], name: str) -> Recordin
     if not MIN_RATE <= rate <= MAX_RATE:
         raise UserError(f"{name}: sample_rate is {rate}, and must be {MIN_RATE:,} to {MAX_RATE:,} samples a second")
     if samples.dtype == np.uint8:
+        # one form of samples from here on
         samples = np.round(decode_mu_law(samples) * (INT16_SCALE - 1)).astype(np.int16)
     return RecordingArrays(samples, lengths, int(rate))
 
@@ -195,6 +197,7 @@ class FrontEndRecordings:
         """The padded features of recordings (b, f, m), and their numbers of frames; recording -1 has none."""
         exists = index != NO_PART
         lengths = self._recordings.lengths[index] * exists
+        # a batch without any recording still needs a column for the transform
         levels = pad_ragged(
             self._recordings.samples, self._starts[index] * exists, lengths, width=max(1, int(lengths.max())), fill=0
         )
@@ -289,6 +292,7 @@ class PartsReader(ExampleReader):
     def _with_images(self, batch: ModalitiesBatch, index: IntArray) -> ModalitiesBatch:
         images = self.data.arrays.images
         assert images is not None
+        # a copy, since it is indexed by an array: index -1 reads the last image, which is blanked below
         pixels = images[index]
         pixels[index == NO_PART] = 0
         return batch._replace(images=torch.from_numpy(pixels), image_segments=_segments(index != NO_PART))
@@ -305,6 +309,7 @@ class PartsReader(ExampleReader):
         texts = self.data.texts
         assert texts is not None
         tokens, lengths = texts.rows(index)
+        # a column in front for the start token, and one behind for the end token of the longest text
         rows = np.pad(tokens, ((0, 0), (1, 1)))
         rows[:, 0] = texts.tokenizer.bos
         columns = np.arange(rows.shape[1])
@@ -361,11 +366,13 @@ class ExampleEpoch(Epoch):
 
     def _missing(self, examples: IntArray, number: int) -> dict[str, NDArray[np.bool_]]:
         """Draw the parts that are missing; of each example one of its parts, drawn at random, stays."""
+        # seeded by the batch, so that a run that is resumed drops the same parts
         random = random_generator(*self._seeds, number, _DROPOUT_SEED)
         present = self._reader._present(examples)
-        kept = np.where(present, random.random(present.shape), -1).argmax(0)
+        present_part = np.where(present, random.random(present.shape), -1).argmax(0)
         missing = random.random(present.shape) < self._part_dropout
-        missing[kept, np.arange(len(examples))] = False
+        # an example without any part would have nothing to read
+        missing[present_part, np.arange(len(examples))] = False
         return dict(zip(self._reader.data.parts, missing, strict=True))
 
 

@@ -37,6 +37,7 @@ class CharTokenizer(NativeTokenizer):
 
     @cached_property
     def _ids(self) -> TokenIds:
+        # one entry for each code point of Unicode, so that a text is encoded by a single lookup
         table = np.full(0x110000, self.unk, dtype=np.int32)
         table[_code_points(self.characters)] = np.arange(_FIRST, self.vocab, dtype=np.int32)
         return table
@@ -62,6 +63,7 @@ class CharTokenizer(NativeTokenizer):
     @classmethod
     def learn(cls, texts: Iterable[str], size: int | None) -> "CharTokenizer":
         assert size is None
+        # marks in a table instead of a set: texts may have billions of characters
         occurs = np.zeros(0x110000, dtype=np.bool_)
         for text in texts:
             occurs[_code_points(text)] = True
@@ -81,6 +83,7 @@ class ByteTokenizer(NativeTokenizer):
         return np.frombuffer(text.encode("utf-8", "replace"), dtype=np.uint8).astype(np.int32) + _FIRST
 
     def encode_spans(self, text: str) -> TextTokens:
+        # each byte of a character stands for that same character
         sizes = [len(character.encode("utf-8", "replace")) for character in text]
         starts = np.repeat(np.arange(len(text), dtype=np.int32), sizes)
         return TextTokens(self.encode_array(text), starts, starts + 1)
@@ -138,6 +141,7 @@ class WordTokenizer(NativeTokenizer):
         started = False
 
         def bytes_with_separator(token: int) -> bytes:
+            # no space before the first word: special tokens, which have no text, are not counted as one
             nonlocal started
             word = self._decode_token(token)
             separator = b" " if started and word else b""

@@ -76,8 +76,10 @@ def write_neighbour_table(
     path = folder / f"{shard.facts.sha256[:16]}.tokens"
     shape = (len(shard.tokens), k)
     dtype = _table_dtype(vocab, _ADDED)
+    # its space is taken at once: a full disk would end a process that writes to a memory map
     reserve_file(path, math.prod(shape) * dtype.itemsize)
     table = np.memmap(path, dtype, "r+", shape=shape)
+    # the note is written last, so a table that was not finished is in no note
     yield NeighbourWriter(table)
     table.flush()
     texts = {**(note.texts if note else {}), shard.facts.sha256: path.name}
@@ -104,6 +106,7 @@ def open_neighbour_table(folder: str | None, shard: TokenShard, vocab: int) -> N
         )
     name = note.texts[shard.facts.sha256]
     shape = (len(shard.tokens), note.k)
+    # tables from before tokens were shifted have the type of the shard
     if note.added:
         dtype = _table_dtype(vocab, note.added)
     else:

@@ -93,10 +93,12 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
                 by_split[name] = self.open_sources(paths, name)
         held_out = tuple(str(value) for values in groups.values() for value in values)
         if held_out:
+            # whole groups are held out, such as speakers, so that none is heard in training
             by_split["train"] = [SelectedRecordings(source, held_out, excluded=True) for source in sources]
         return Splits(by_split, shares)
 
     def preparation(self) -> dict[str, Any]:
+        # the form decides what the text of a recording is, and joined texts need a tokenizer with spaces
         return {**super().preparation(), "form": self.form, "joined": self.data.joined is not None}
 
     def library(self) -> str | None:
@@ -122,10 +124,12 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
         with write_shards(folder, shard_names, _SAMPLE_VALUES) as writers:
             for split, recording in _all_recordings(splits):
                 samples = converter.convert(recording)
+                # by its samples, so that a copy of a recording is never held out
                 name = split or splits.assign(samples.tobytes())
                 text = self._target(recording)
                 if name == "train":
                     texts.append(text)
+                    # of training recordings alone: held-out ones must not decide how features are normalized
                     statistics.add(samples.astype(np.float32) / np.float32(INT16_SCALE))
                 else:
                     held_out.setdefault(text, recording.location)
@@ -133,6 +137,7 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
                 place = shown_place(recording.location, folders)
                 facts.add(name, len(samples), [place, text], text if self.form == "labelled" else None)
             splits.check_counts(facts.counts, "recordings")
+        # after the pass, since shards hold samples and texts as bytes, which need no tokenizer
         self.tokenizers = self._learn(statistics.front_end(), texts)
         for label, location in held_out.items() if self.form == "labelled" else ():
             class_id(self.tokenizers.class_ids(), label, location)
@@ -164,8 +169,8 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
 
     def from_file(self, path: EvaluationPath) -> EvaluationData:
         # another file need not have the groups by which the run's own recordings were held out
-        other = AudioPipeline(self.data.model_copy(update={"group": None}), self.form, self.request, self.tokenizers)
-        plan = UtterancePlan(self._archive(other.write_file(path)), self.request.batch_tokens)
+        pipeline = AudioPipeline(self.data.model_copy(update={"group": None}), self.form, self.request, self.tokenizers)
+        plan = UtterancePlan(self._archive(pipeline.write_file(path)), self.request.batch_tokens)
         return EvaluationData(path_name(path), HeldOutBatches(plan.fixed_epoch(), None))
 
     def plan(self, shards: Sequence[TokenShard], split: str) -> UtterancePlan:
@@ -188,6 +193,7 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
             data.time_mask_width,
             data.time_mask_share,
         )
+        # at every opening: another limit needs no new preparation
         limit = data.max_seconds * self.front_end.settings.sample_rate
         plan = UtterancePlan(
             archive, budget, joined=joined, masks=masks, recordings=np.flatnonzero(shards[0].lengths <= limit)
@@ -247,6 +253,7 @@ class AudioPipeline(FilePipeline[AudioData, RecordingSource, UtterancePlan]):
     def unlabelled(self, path: str) -> UnlabelledData:
         """The recordings of files as batches in their order, with placeholders as targets."""
         inputs = []
+        # batches have targets, which nobody looks at
         placeholder = (self.tokenizers.labels or ("",))[0]
 
         def recordings() -> Iterator[tuple[Recording, str]]:
@@ -320,6 +327,7 @@ def _all_recordings(splits: Splits[RecordingSource]) -> Iterator[tuple[str, Reco
 
 
 def _add_recording(writers: Sequence[ShardWriter], samples: NDArray[np.int16], text: str) -> None:
+    # shards hold no negative numbers
     writers[0].add(samples.astype(np.int32) + INT16_SCALE, starts_document=True)
     writers[1].add(np.frombuffer(text.encode(), dtype=np.uint8), starts_document=True)
 

@@ -62,6 +62,7 @@ class RolloutFeed(SeededFeed):
         self.environment = environment
         self.settings = settings
         self._passes = passes
+        # whole rows, as evenly as they can be divided
         self._parts = -(-environment.rows // batch_rows)
         self._collector: RolloutCollector | None = None
         self._rollout: RolloutBatch | None = None
@@ -81,9 +82,11 @@ class RolloutFeed(SeededFeed):
         self._collector.begin(row_seeds(self.seed, self.environment.rows))
 
     def __next__(self) -> RolloutBatch:
+        # at the beginning of an epoch, with the weights of the moment
         if self._rollout is None:
             self._rollout = self._attached.collect()
         pass_number, part = divmod(self.batch, self._parts)
+        # from the position alone, so that a run that is resumed divides the rows likewise
         generator = random_generator(self.seed, self.epoch, pass_number)
         rows = np.array_split(generator.permutation(self.environment.rows), self._parts)[part]
         batch: RolloutBatch = tree_map(lambda tensor: tensor[rows], self._rollout)
@@ -98,6 +101,7 @@ class RolloutFeed(SeededFeed):
         raise UserError("a policy is trained by one process: set devices=1")
 
     def write_files(self, folder: Path) -> None:
+        # the rollout of the current epoch too: its remaining batches cannot be collected again
         write_collector(self._attached, self._rollout, folder)
 
     def read_files(self, files: VerifiedFolder) -> None:
@@ -122,12 +126,14 @@ class EpisodeEpoch(Epoch):
     def __init__(self, data: EnvironmentData, split: str) -> None:
         self._data = data
         self._split = split
+        # a cached function instead of an environment: it is made when episodes are played first
         self._make = functools.lru_cache(maxsize=1)(functools.partial(_make, data))
 
     def __len__(self) -> int:
         return 1
 
     def batch(self, number: int) -> EpisodeBatch:
+        # the same episodes in every run, others in each split
         seeds = row_seeds(FIXED_SEED + SPLITS.index(self._split), self._data.valid)
         return EpisodeBatch(torch.from_numpy(seeds), self._make)
 
@@ -153,6 +159,7 @@ def open_environment(data: EnvironmentData, form: str, request: OpenRequest) -> 
         passes=data.passes,
         batch_rows=batch_rows,
         seed=request.seed,
+        # without `valid`: another number of held-out episodes changes nothing in training
         fingerprint=json_text(
             [data.model_dump(mode="json", exclude={"valid"}), batch_rows], sort_keys=True, ensure_ascii=True
         ),

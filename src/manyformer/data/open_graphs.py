@@ -46,6 +46,7 @@ class GraphRows:
         edges = graphs.edges
         edge_features = graphs.edge_features
         if not directed:
+            # messages pass along edges, so an undirected one needs both directions
             edges = np.concatenate([edges, edges[:, ::-1]])
             if edge_features is None:
                 edge_features = None
@@ -60,6 +61,7 @@ class GraphRows:
             self._edge_features = edge_features[first]
         self._edge_bounds = np.searchsorted(self._edges[:, 1], np.append(self._starts, self._stops[-1]))
 
+        # once, since their time grows with the cube of the nodes
         self._eigenvectors = self._laplacian_positions(laplacian) if laplacian else None
 
     def graphs_of(self, split: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -75,6 +77,7 @@ class GraphRows:
         segments = np.full((len(rows), width), PADDING_SEGMENT)
         for number, row in enumerate(rows):
             counts = self.graphs.node_counts[list(row)]
+            # graphs of a row are segments, which see nothing of each other
             segments[number, : counts.sum()] = np.repeat(np.arange(len(row)), counts)
         edge_rows = [self._row_edges(row) for row in rows]
         columns = self.graphs.columns
@@ -109,6 +112,7 @@ class GraphRows:
         """The indices of the edges of a row, and the edges between columns of the row."""
         indices = [np.arange(self._edge_bounds[graph], self._edge_bounds[graph + 1]) for graph in row]
         counts = self.graphs.node_counts[list(row)]
+        # from numbers through all graphs to columns of the row
         shifts = np.repeat(counts.cumsum() - counts - self._starts[list(row)], [len(index) for index in indices])
         index = np.concatenate(indices)
         return index, self._edges[index] + shifts[:, None]
@@ -116,6 +120,7 @@ class GraphRows:
     def _targets(
         self, rows: Sequence[Sequence[int]], nodes: Sequence[NDArray[np.int64]], split: NDArray[np.int64]
     ) -> Tensor:
+        # other splits' nodes stay in the graph, and are no targets
         is_scored = np.zeros(len(self.graphs.labels), dtype=bool)
         is_scored[split] = True
         targets = np.where(is_scored & (self.graphs.labels != NO_LABEL), self.graphs.labels, IGNORE_INDEX)
@@ -158,6 +163,7 @@ class GraphPlan(EpochPlan):
         self._single_epoch = GraphEpoch(rows, split, self._order, batch_tokens) if len(self._order) == 1 else None
 
     def epoch(self, seed: int, number: int) -> GraphEpoch:
+        # a single graph has no order to shuffle: its batch is made once
         if self._single_epoch is not None:
             return self._single_epoch
         order = random_generator(seed, number).permutation(self._order)
@@ -175,6 +181,7 @@ def _group_graphs(rows: GraphRows, order: Sequence[int], batch_tokens: int) -> l
                 f"batch.tokens is {batch_tokens:,}, less than the {nodes:,} nodes of graph {graph}; set it to "
                 "that or more"
             )
+        # one label belongs to a row, so labelled graphs have a row each
         shares_row = rows.form == "nodes" and last_row_nodes + nodes <= width
         if not batches or (len(batches[-1]) + (not shares_row)) * max(width, nodes) > batch_tokens:
             batches.append([])

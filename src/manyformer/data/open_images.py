@@ -62,6 +62,7 @@ class _ImageDataset(SequenceDataset):
     def __init__(self, images: TokenShard, tokenizer: PixelTokenizer) -> None:
         values = tokenizer.shape.values
         assert images.facts.tokens == images.facts.documents * values
+        # a view of the memory map: image i is row i
         self._values = np.reshape(images.tokens, (-1, values))
         self._tokenizer = tokenizer
         self.lengths = np.full(images.facts.documents, values)
@@ -82,6 +83,7 @@ class LabelledImageDataset(_ImageDataset):
         self.fingerprint = f"{images.facts.sha256[:12]}-{labels.facts.sha256[:12]}"
 
     def make_batch(self, indices: IntArray) -> ImageClassificationBatch:
+        # classifiers read brightness, which is the same for every number of levels
         pixels = self._tokenizer.brightness(self._select(indices)).reshape(len(indices), *self._tokenizer.shape)
         return ImageClassificationBatch(torch.from_numpy(pixels), torch.from_numpy(self._labels[indices]))
 
@@ -143,6 +145,7 @@ def reduced_images(pixels: NDArray[np.uint8], reduction: int) -> NDArray[np.uint
     """Images (n, h, w, c) `reduction` times smaller: each pixel is the rounded mean of reduction x reduction pixels."""
     count, height, width, channels = pixels.shape
     cells = pixels.reshape(count, height // reduction, reduction, width // reduction, reduction, channels)
+    # over the rows and the columns of each cell
     small: NDArray[np.uint8] = np.rint(cells.mean((2, 4))).astype(np.uint8)
     return small
 
@@ -156,6 +159,7 @@ def small_image_tokens(pixels: NDArray[np.uint8], reduction: int, tokenizer: Pix
 def _value_rows(values: NDArray[np.uint8], tokenizer: PixelTokenizer) -> tuple[Tensor, Tensor]:
     """BOS + x without its last token, and x, for the values x of each image in the tokenizer's order."""
     targets = torch.from_numpy(values[:, tokenizer.order].astype(np.int64) + FIRST_LEVEL_TOKEN)
+    # the first value is predicted, too, from a token that stands before all images
     bos = torch.full_like(targets[:, :1], tokenizer.bos)
     return torch.cat([bos, targets[:, :-1]], dim=1), targets
 
@@ -185,6 +189,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         return splits
 
     def library(self) -> str | None:
+        # images that are not converted do not depend on the version of Pillow
         if self.data.size is None and self.data.channels is None:
             return None
         return str(pillow().__version__)
@@ -199,6 +204,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
     def prepare(self, splits: Splits[ImageSource], folder: Path) -> PreparationResult:
         data = self.data
         self.request.log(f"preparing images: {splits.sources['train'][0].name}")
+        # of all sources before any image is written: class ids are positions in this list
         labels = sort_labels({label for source in splits.sources["train"] for label in source.labels()})
         if len(labels) == 1:
             raise UserError(
@@ -208,6 +214,7 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
         facts = ExampleFacts(splits.names)
         changes = ChangeCounts()
         folders = folders_of(source.name for source in splits.sources["train"])
+        # the shape of the first image is that of all, and of the tokenizer
         first = next((resize.apply(record) for _, record in _split_images(splits)), None)
         if first is None:
             splits.check_counts(facts.counts, "images")
@@ -383,9 +390,11 @@ class ImagesPipeline(FilePipeline[ImagesData, ImageSource, LengthBuckets]):
 
     def _add_image(self, writers: Sequence[ShardWriter], record: ImageRecord, class_ids: Mapping[str, int]) -> None:
         """Add an image to the shards of the sides, with its label if there are classes."""
+        # in raster order: the order of tokens is applied when batches are made, so that it can be changed
         values = self.pixel_tokenizer.quantize(record.pixels).ravel().astype(np.int32)
         writers[0].add(values, starts_document=True)
         if class_ids:
+            # in a folder a label is a folder, and this image is in none
             if record.label is None:
                 raise UserError(f"{record.location}: this image has no label")
             writers[1].add([class_id(class_ids, record.label, record.location)], starts_document=True)
@@ -404,6 +413,7 @@ def _split_images(splits: Splits[ImageSource]) -> Iterator[tuple[str, ImageRecor
     for name, sources in splits.sources.items():
         for source in sources:
             for record in source.images():
+                # by its pixels before they are resized, so that a copy of an image is never held out
                 yield splits.assign(record.pixels.tobytes()) if name == "train" else name, record
 
 

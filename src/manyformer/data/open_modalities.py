@@ -71,6 +71,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         arrays = self.arrays
         train = self._listed()["train"]
         none = NoTokenizer()
+        # of training examples alone: held-out ones decide neither vocabulary nor normalization
         used = {part: np.unique(index[train][index[train] != NO_PART]) for part, index in arrays.part_index.items()}
         front_end = none if arrays.recordings is None else self._train_front_end(arrays.recordings, used["sound"])
         tokenizer: Tokenizer = none
@@ -88,6 +89,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         else:
             parts = self.data.parts
         if form == "captions":
+            # captions are texts of images, whatever else examples have
             parts = ("image", "text")
         for part in parts:
             if part not in arrays.part_index:
@@ -136,6 +138,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
     def unlabelled(self) -> UnlabelledData:
         """All examples of the archive, in order; labels are ignored."""
         arrays = self.read_sources()
+        # a label of 0 for all: examples without a label would be left out
         self.arrays = arrays._replace(labels=np.zeros_like(arrays.labels))
         examples = np.arange(len(arrays.labels))
         inputs = [UnlabelledInput(f"{self.path}: example {example}", is_file=True) for example in examples]

@@ -74,6 +74,7 @@ class RuleEpoch(Epoch):
         return self._shape.batches
 
     def batch(self, number: int) -> CausalLMBatch | ClassificationBatch:
+        # generated anew for each part of the sequence: a batch depends on nothing that was read before it
         sequence, part = divmod(number, self._shape.rows_per_sequence)
         rows = self._rule.rows(random_generator(*self._seeds, sequence), self._shape.rows)
         if self._form == LABELLED:
@@ -81,12 +82,14 @@ class RuleEpoch(Epoch):
         return self._next_token_batch(rows, sequence, part)
 
     def _next_token_batch(self, rows: SyntheticRows, sequence: int, part: int) -> CausalLMBatch:
+        # symbols begin behind the special tokens
         targets = np.where(rows.targets < 0, IGNORE_INDEX, rows.targets + len(SPECIALS))
         targets[:, : self._rule.length - self._shape.scored_targets] = IGNORE_INDEX
         length = self._rule.length // self._shape.rows_per_sequence
         columns = slice(part * length, (part + 1) * length)
         padding = rows.symbols < 0
         tokens = np.where(padding, NativeTokenizer.pad, rows.symbols + len(SPECIALS))
+        # continuing rows need ascending ids: a new sequence is a new document
         segments = np.where(padding, PADDING_SEGMENT, self._first_sequence + sequence if self.rows_continue else 0)
         has_segments = self.rows_continue or bool(padding.any())
         arrays = (tokens, targets, segments) if has_segments else (tokens, targets)
@@ -96,6 +99,7 @@ class RuleEpoch(Epoch):
 
 def labelled_batch(rows: SyntheticRows) -> ClassificationBatch:
     """The rows as BOS + symbols + EOS for a classifier; the label is the last target that is scored."""
+    # rows of a classifier are as long as the longest, not as `data.length`
     lengths = (rows.symbols >= 0).sum(axis=1, keepdims=True)
     width = int(lengths.max()) + 2
     tokens = np.full((len(rows.symbols), width), NativeTokenizer.pad)
@@ -111,6 +115,7 @@ def labelled_batch(rows: SyntheticRows) -> ClassificationBatch:
 
 def _labels(rows: SyntheticRows) -> IntArray:
     """The last target of each row that is scored."""
+    # the first scored target from the end
     last = rows.targets.shape[1] - 1 - (rows.targets >= 0)[:, ::-1].argmax(axis=1, keepdims=True)
     return np.take_along_axis(rows.targets, last, axis=1)[:, 0]
 
@@ -126,6 +131,7 @@ class RulePlan(EpochPlan):
         self.fingerprint = f"{fingerprint}-{shape.rows}"
 
     def epoch(self, seed: int, number: int) -> RuleEpoch:
+        # segment ids go on where those of the previous epoch ended
         return RuleEpoch(self._rule, self._form, self._shape, (seed, number), number * BATCHES_PER_EPOCH)
 
 

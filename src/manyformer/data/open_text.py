@@ -59,6 +59,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         splits = super().split()
         data = self.data
         if data.test is None and data.path == STDLIB and isinstance(data.valid, float):
+            # never more than half of what validation leaves for training
             splits.shares["test"] = min(data.valid, (1 - data.valid) / 2)
         return splits
 
@@ -66,12 +67,14 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         data = self.data
         unfinished = UnfinishedText(folder)
         surveys = {name: unfinished.survey(name, sources) for name, sources in splits.sources.items()}
+        # checked before the tokenizer is trained, which may take long
         for name, survey in surveys.items():
             if not survey.lengths.sum():
                 raise UserError(f"there is no text in {', '.join(source.name for source in splits.sources[name][:3])}")
         characters = int(surveys["train"].lengths.sum())
         holdout = HoldoutSplitter(surveys["train"].lengths, splits.shares)
         self.request.log(f"preparing {format_amount(characters, 'characters')} of text ({describe_tokenizer(data)})")
+        # a generator: the text is read once more, and never held as a whole
         texts = (piece.part.text for piece in _split_pieces(splits, holdout, ["train"]) if piece.split == "train")
         # Character vocabularies need all of the text; for byte pairs an evenly spread sample is enough.
         step = 1
@@ -83,6 +86,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
                 self.request.log(
                     f"continuing after {format_amount(shards.characters, 'characters')}, tokenized earlier"
                 )
+            # the order of pieces is always the same, so their number says where to go on
             pieces = islice(_split_pieces(splits, holdout, splits.sources), shards.pieces, None)
             for block in _group_pieces(pieces, tokenizer.block_characters):
                 _add_pieces(shards.writers, block, tokenizer)
@@ -119,8 +123,10 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         else:
             batch_maker = NextTokenBatches()
         windows = self.request.windows
+        # held-out rows may be windows longer than a batch
         rows = max(1, batch_tokens // (data.length if windows is None else windows.context))
         layout = make_layout(data, shard, rows, pad=tokenizer.pad, shifted=not masked, windows=windows)
+        # what decides the batches, so that a checkpoint of other batches is refused
         fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
         if masked:
             neighbours = None
@@ -197,6 +203,7 @@ def write_text_shard(data: TextData, tokenizer: Tokenizer, path: EvaluationPath,
             for part in source.parts():
                 _add_pieces(writers.shards, [DocumentPiece("text", part)], tokenizer)
     facts = writers.facts["text"]
+    # a file of byte order marks or empty records has shards, and nothing in them
     if not facts.characters:
         raise UserError(f"{path}: there is no text in it")
     return open_shard(scratch_dir, "text", facts)
@@ -209,7 +216,9 @@ def sample_prompt(data: TextData, request: OpenRequest) -> str:
     prepared = load_prepared(request.cache)
     assert prepared is not None
     tokens = prepared.shards["valid"].tokens[:PROMPT_CHARACTERS]
+    # at least a character a token, so as many tokens are enough
     text = prepared.tokenizers.source.decode(tokens)[:PROMPT_CHARACTERS]
+    # without the words that the limits cut
     return re.sub(r"^\S*\s+|\s+\S*$", "", text) or text
 
 
@@ -252,6 +261,7 @@ def _group_pieces(pieces: Iterable[DocumentPiece], block_characters: int) -> Ite
 
 def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], tokenizer: Tokenizer) -> None:
     for (name, part), ids in zip(block, tokenizer.encode_many([piece.part.text for piece in block]), strict=True):
+        # inside a long document there is nothing to add, and no copy to make
         if part.starts_document or part.ends_document:
             bos = [tokenizer.bos] * part.starts_document
             eos = [tokenizer.eos] * part.ends_document

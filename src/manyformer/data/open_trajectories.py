@@ -34,9 +34,11 @@ def best_episodes(episodes: RecordedEpisodes, fraction: float) -> RecordedEpisod
 
     The rule of the released code of Chen et al. 2021, section 5.2 (percentile cloning): from the best episode down,
     until the next one would exceed the steps."""
+    # stable, so that equal returns are always in the same order
     order = np.argsort(episodes.returns(), kind="stable")[::-1]
     budget = fraction * len(episodes.rewards)
     count = int((np.cumsum(episodes.lengths[order]) <= budget).sum())
+    # sorted: chosen episodes stay in the order in which they were recorded
     return episodes.select(np.sort(order[: max(1, count)]))
 
 
@@ -79,6 +81,7 @@ class TrajectoryWindows:
         self._observations = episodes.observations
         self._actions = episodes.actions
         self._returns = returns_to_go(episodes)
+        # for each step where its episode begins and ends, so that batches need no search
         self._starts = np.repeat(episodes.starts, episodes.lengths)
         self._stops = np.repeat(episodes.starts + episodes.lengths, episodes.lengths)
 
@@ -98,6 +101,7 @@ class TrajectoryWindows:
         actions = torch.from_numpy(self._actions[steps])
         is_padding = torch.from_numpy(~is_step)
         if actions.is_floating_point():
+            # no vector of numbers could stand for "no target"
             targets = actions.masked_fill(is_padding[..., None], float("nan"))
         else:
             targets = actions.masked_fill(is_padding, IGNORE_INDEX)
@@ -222,6 +226,7 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
         """The keywords that the data decides: statistics are those of the training steps. Raises UserError."""
         data = self.data
         recorded = self.arrays
+        # sums of many 32-bit numbers would lose digits
         observations = train.observations.astype(np.float64)
         continuous = recorded.actions.ndim == 2
         keywords = {
@@ -232,6 +237,7 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
             "observation_mean": _numbers(observations.mean(0)),
             "observation_std": _numbers(observations.std(0) + MIN_DEVIATION),
         }
+        # found before training: the model could not be played in it afterwards
         if data.environment is not None:
             _check_environment(data.environment, keywords)
         if not continuous:
@@ -241,6 +247,7 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
         low = recorded.action_low
         high = recorded.action_high
         if low is None or high is None:
+            # without recorded bounds the box is what occurs
             low = recorded.actions.min(0)
             high = recorded.actions.max(0)
             is_constant = low == high
@@ -299,22 +306,24 @@ class TrajectoriesPipeline(ArrayPipeline[TrajectoriesData, RecordedEpisodes, Rec
         return actions or largest + 1
 
 
-def _same_form(episodes: RecordedEpisodes, others: RecordedEpisodes) -> bool:
+def _same_form(episodes: RecordedEpisodes, reference: RecordedEpisodes) -> bool:
     """Whether the actions of both are discrete, or vectors of as many numbers."""
-    return episodes.actions.dtype == others.actions.dtype and episodes.actions.shape[1:] == others.actions.shape[1:]
+    return (
+        episodes.actions.dtype == reference.actions.dtype and episodes.actions.shape[1:] == reference.actions.shape[1:]
+    )
 
 
-def _join(episodes: RecordedEpisodes, others: RecordedEpisodes) -> RecordedEpisodes:
+def _join(episodes: RecordedEpisodes, following: RecordedEpisodes) -> RecordedEpisodes:
     """Both one after the other; bounds are those of both together, unknown if those of either are."""
     low = episodes.action_low
-    other_low = others.action_low
+    other_low = following.action_low
     high = episodes.action_high
-    other_high = others.action_high
+    other_high = following.action_high
     return RecordedEpisodes(
-        np.concatenate([episodes.observations, others.observations]),
-        np.concatenate([episodes.actions, others.actions]),
-        np.concatenate([episodes.rewards, others.rewards]),
-        np.concatenate([episodes.lengths, others.lengths]),
+        np.concatenate([episodes.observations, following.observations]),
+        np.concatenate([episodes.actions, following.actions]),
+        np.concatenate([episodes.rewards, following.rewards]),
+        np.concatenate([episodes.lengths, following.lengths]),
         None if low is None or other_low is None else np.minimum(low, other_low),
         None if high is None or other_high is None else np.maximum(high, other_high),
     )
@@ -323,6 +332,7 @@ def _join(episodes: RecordedEpisodes, others: RecordedEpisodes) -> RecordedEpiso
 def _check_environment(name: str, keywords: Mapping[str, Any]) -> None:
     """Raise UserError, before anything is trained, for an environment that the model could not be played in."""
     environment = make_environment(name, 1)
+    # made only to ask for its spaces
     environment.close()
     space = environment.actions
     continuous = isinstance(environment.actions, BoxActions)

@@ -108,6 +108,7 @@ class TreesPipeline(TablePipeline[TreesData]):
 
     def unlabelled(self, path: str) -> UnlabelledData:
         """The sentences of a file as batches in their order."""
+        # without labels: a file to label may have none, or others
         treebank = open_treebank(path, None, self.request.cache)
         rows = list(treebank.rows())
         inputs = []
@@ -130,12 +131,14 @@ def _token_columns(
     tokens: WordTokens, classes: list[int], heads: list[int], tokenizer: Tokenizer
 ) -> tuple[Any, Any, Any]:
     """Tokens, classes and tree columns of a sentence; a word's class is at its first token, its tree at every token."""
+    # start and end token belong to no word and to no tree
     ids = np.concatenate([[tokenizer.bos], tokens.ids, [tokenizer.eos]])
     token_classes = np.zeros(len(ids), dtype=np.int64)
     token_classes[tokens.first + 1] = classes
     nodes = np.full((len(ids), 3), NO_NODE, dtype=np.int64)
     is_word = tokens.word_numbers != NO_WORD
     nodes[1:-1][is_word] = preorder_columns(heads)[tokens.word_numbers[is_word]]
+    # one higher, since shards hold no negative numbers
     return ids, token_classes, (nodes + 1).ravel()
 
 

@@ -189,6 +189,7 @@ def read_examples(cache: Path, split: str) -> Iterator[HeldOutExample]:
             location = f"{path}:{number}"
             content = parse_json(line, location, "a row of held-out data")
             *cells, row_location = validate_json(content, Annotated[tuple[str, ...], Len(3)], location)
+            # the location is that in the source, not in this file
             yield HeldOutExample.of_cells(cells, row_location)
 
 

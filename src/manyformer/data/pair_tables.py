@@ -60,11 +60,13 @@ class RowTable(DataSource):
             if number >= records or characters <= 0:
                 self.is_cut_short = True
                 return
+            # by characters too: rows may be long documents
             characters -= sum(map(len, row.cells))
             yield row
 
     def mapped(self, change: Callable[[TableRow], TableRow]) -> "RowTable":
         """The table with every row changed."""
+        # lazily, as rows are read: the table may be larger than the memory
         return RowTable(self.name, lambda findings: map(change, self._read(findings)), self._stamp, self.notes)
 
     def stamp(self) -> list[str | int]:
@@ -142,6 +144,7 @@ def _normalization_rows(pairs: Callable[[], list[NormalizationPair]]) -> Iterato
 
 def _locale_data_versions() -> tuple[str, str]:
     try:
+        # part of the stamp: another version of CLDR generates other pairs
         return version("babel"), version("unicode-rbnf")
     except PackageNotFoundError:
         raise UserError(
@@ -158,6 +161,7 @@ class HubDataset:
         self.name, _, config = name_and_config.partition("@")
         self.split = split or "train"
         self._records = _load_split(self.name, config or None, self.split)
+        # the library changes it with every change of the data
         self.fingerprint: str = str(self._records._fingerprint)
 
     def __len__(self) -> int:
@@ -220,6 +224,7 @@ def _select_split(saved: Any, config: str | None, split: str, name: str) -> Any:
     if isinstance(saved, dict):
         splits = saved
     else:
+        # a data set without splits is training data
         splits = {"train": saved}
     if config is not None:
         raise UserError(f"{HUB_PREFIX}{name}: a folder has no configurations; leave out @{config}")

@@ -74,6 +74,7 @@ class PixelTokenizer(NativeTokenizer):
 
     @classmethod
     def restore(cls, content: dict[str, Any]) -> "PixelTokenizer":
+        # tokenizers saved before there were blocks read row by row
         rows, columns = content.get("block", (1, content["width"]))
         return cls(
             content["levels"], ImageShape(content["height"], content["width"], content["channels"]), (rows, columns)
@@ -85,6 +86,7 @@ class PixelTokenizer(NativeTokenizer):
 
     def quantize(self, pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
         """Map brightness from 0 to 255 to levels."""
+        # 255 times 256 levels does not fit in 8 bits
         return (pixels.astype(np.uint16) * self.levels // 256).astype(np.uint8)
 
     def brightness(self, levels: NDArray[Any]) -> NDArray[np.uint8]:
@@ -95,6 +97,7 @@ class PixelTokenizer(NativeTokenizer):
     def image(self, tokens: Iterable[int]) -> NDArray[np.uint8]:
         """The image (h, w, c) of these tokens in brightness; special and missing tokens are 0."""
         values = np.zeros(self.shape.values, dtype=np.int64)
+        # a model may generate more values than an image has, or fewer, or special tokens between them
         ids = np.fromiter((int(token) for token in tokens), dtype=np.int64)[: self.shape.values]
         values[self.order[: len(ids)]] = np.clip(ids - FIRST_LEVEL_TOKEN, 0, self.levels - 1)
         return self.brightness(values).reshape(self.shape)

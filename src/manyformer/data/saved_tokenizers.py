@@ -43,6 +43,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     content = read_json(Path(path), "a tokenizer", max_bytes=MAX_TOKENIZER_BYTES)
     try:
         return _tokenizer_class(content.pop("kind")).restore(content)
+    # what `restore` of any kind raises for content of another shape
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError) as error:
         raise DamagedFile(f"{path} is damaged: it is not a complete tokenizer ({error})") from error
 
@@ -73,6 +74,7 @@ class TokenizerPair(NamedTuple):
 
     def save(self, folder: Path) -> None:
         """Write the tokenizers and labels as JSON files into `folder`."""
+        # one file says that both sides share one tokenizer, which `load_tokenizers` restores as one object
         if self.source is self.target:
             self.source.save(folder / SHARED_TOKENIZER)
         else:
@@ -117,6 +119,7 @@ def section_tokenizer(data: EncodedTextData, texts: Iterable[str]) -> Tokenizer:
 def borrowed_tokenizers(run: str) -> TokenizerPair:
     """The tokenizers of a run or of a saved model. Raises UserError for a folder with neither."""
     folder = Path(run)
+    # a run keeps the tokenizers of its final model in a folder; a saved model is that folder
     if (folder / "model").is_dir():
         folder = folder / "model"
     if not (folder / MANIFEST).is_file():

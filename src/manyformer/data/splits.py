@@ -3,6 +3,7 @@
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from manyformer.data.summary import Finding
@@ -60,6 +61,7 @@ class Splits(NamedTuple, Generic[SourceT]):
         """Open the sources of each split; a number as `valid` holds out that fraction of the training data."""
         paths = {"train": path, "valid": valid, "test": test}
         shares = {"valid": valid} if isinstance(valid, float) else {}
+        # training first, since the order of this dictionary is that in which splits are read and shown
         sources = {
             split: open_sources(value, split)
             for split, value in paths.items()
@@ -81,6 +83,7 @@ class Splits(NamedTuple, Generic[SourceT]):
         for split, sources in self.sources.items():
             limited = sources[: size.sources]
             for source in limited:
+                # the budget is shared, so that a look at a thousand files takes no longer than at one
                 source.limit(max(1, size.records // len(limited)), max(1, size.characters // len(limited)))
                 source.is_cut_short = len(limited) < len(sources)
             self.sources[split] = limited
@@ -88,15 +91,18 @@ class Splits(NamedTuple, Generic[SourceT]):
     @property
     def are_cut_short(self) -> bool:
         """Whether something of a source was not read because of a limit."""
-        return any(source.is_cut_short for sources in self.sources.values() for source in sources)
+        return any(source.is_cut_short for source in self._all_sources())
+
+    def _all_sources(self) -> Iterator[SourceT]:
+        return chain.from_iterable(self.sources.values())
 
     def notes(self) -> list[str]:
         """What a person should know of how all sources are read."""
-        return list(dict.fromkeys(note for sources in self.sources.values() for one in sources for note in one.notes))
+        return list(dict.fromkeys(note for source in self._all_sources() for note in source.notes))
 
     def found(self) -> list[Finding]:
-        """What the last pass over each source has found, told once where several splits read parts of one file."""
-        return list(dict.fromkeys(item for sources in self.sources.values() for one in sources for item in one.found()))
+        """What the last pass over each source has found, once where several splits read parts of one file."""
+        return list(dict.fromkeys(finding for source in self._all_sources() for finding in source.found()))
 
     def stamps(self) -> dict[str, list[list[str | int]]]:
         """The stamps of all sources, which change when any content changes."""
@@ -104,10 +110,12 @@ class Splits(NamedTuple, Generic[SourceT]):
 
     def assign(self, content: bytes) -> str:
         """The split of training data with this content: equal contents are never in two splits."""
+        # by content alone: neither the order of the data nor other rows change the split of a row
         fraction = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") / 2**64
         for name, share in self.shares.items():
             if fraction < share:
                 return name
+            # shares are ranges of [0, 1) one after another, and training has the rest
             fraction -= share
         return "train"
 

@@ -51,9 +51,10 @@ class FirstDiffersStep(DecodingStep):
         self._is_first = True
 
     def push(self, piece: str) -> list[str]:
-        before = [] if self._is_first else [""]
+        # the library knows by the position in its list that a piece is not the first one
+        preceding = [] if self._is_first else [""]
         self._is_first = False
-        return [self._decode([*before, piece])]
+        return [self._decode([*preceding, piece])]
 
 
 @final
@@ -81,6 +82,7 @@ class LastDiffersStep(DecodingStep):
         complete = self._last
         self._last = [piece]
         if complete:
+            # an empty piece behind it, so that the library does not take it for the last one
             return [self._decode([*complete, ""])]
         return []
 
@@ -118,6 +120,7 @@ class ByteRunStep(DecodingStep):
         self._run = list[str]()
 
     def push(self, piece: str) -> list[str]:
+        # bytes are held back: whether they are text depends on all bytes of the run
         if _is_byte(piece):
             self._run.append(piece)
             return []
@@ -165,6 +168,7 @@ class StrippedStartStep(DecodingStep):
         self._remaining = count
 
     def push(self, piece: str) -> list[str]:
+        # the count runs over pieces: the start of the text may come in several
         while self._remaining and piece:
             if piece[0] != self._character:
                 self._remaining = 0
@@ -204,6 +208,7 @@ class DecodingSteps:
     """The steps of a decoder one behind the other, for one text."""
 
     def __init__(self, decoder: Mapping[str, Any] | None) -> None:
+        # steps have a state of the text, so each text has its own
         self._steps = [make() for make in _step_makers(json_text(decoder))]
 
     def push(self, piece: str) -> str:
@@ -213,6 +218,7 @@ class DecodingSteps:
     def finish(self) -> str:
         """The remaining text."""
         text = []
+        # what a step held back until the end still passes through the steps behind it
         for number, step in enumerate(self._steps, 1):
             text += _pass_on(step.finish(), self._steps[number:])
         return "".join(text)
@@ -234,6 +240,7 @@ def _step_makers(decoder_text: str) -> tuple[Callable[[], DecodingStep], ...]:
     makers = []
     is_one_text = False
     for part in _parts(description):
+        # behind a step that joins pieces the library sees one text, so pieces may be cut anywhere
         makers.append(_text_step_maker(part) if is_one_text else _piece_step_maker(part))
         is_one_text = is_one_text or part["type"] in ("Fuse", "ByteLevel")
     return tuple(makers)
@@ -273,6 +280,7 @@ def _text_step_maker(part: Mapping[str, Any]) -> Callable[[], DecodingStep]:
     match part:
         case {"type": "Fuse"}:
             return PassedStep
+        # a longer pattern could lie across two pieces
         case {"type": "Replace", "pattern": {"String": pattern}} if len(pattern) == 1:
             return lambda: SeparateStep(decode)
         case {"type": "Strip", "content": character, "start": count, "stop": 0}:
@@ -282,6 +290,7 @@ def _text_step_maker(part: Mapping[str, Any]) -> Callable[[], DecodingStep]:
 
 def _decode_function(part: Mapping[str, Any]) -> Decode:
     """The library's own function for a step."""
+    # the library makes decoders only as parts of a tokenizer; this one has an empty vocabulary
     without_text = {"model": {"type": "BPE", "vocab": {}, "merges": []}}
     decode: Decode = read_tokenizer({"version": "1.0", **without_text, "decoder": dict(part)}).decoder.decode
     return decode

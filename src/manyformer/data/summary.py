@@ -47,6 +47,7 @@ class Tally:
 
     def add(self, location: str) -> None:
         """Count one more."""
+        # the first alone: a million bad rows are one line with one place to look at
         if not self.count:
             self.first = location
         self.count += 1
@@ -132,6 +133,7 @@ class LengthSummary(NamedTuple):
         beyond = 0
         if limit is not None:
             beyond = int((lengths > limit * per_unit).sum())
+        # plain numbers, since summaries are saved as JSON
         median: int | float = int(np.median(lengths)) if len(lengths) else 0
         largest: int | float = int(lengths.max()) if len(lengths) else 0
         if per_unit > 1:
@@ -145,6 +147,7 @@ class LengthSummary(NamedTuple):
         return self.beyond / max(1, self.examples)
 
 
+# pydantic would save a named tuple as a list, whose meaning depends on the order of its fields
 _AS_OBJECT = PlainSerializer(lambda record: record._asdict())
 
 
@@ -227,6 +230,7 @@ class ExampleFacts:
     The examples shown are the first ones, or where labels are given with them, the first one of each label before."""
 
     def __init__(self, names: Iterable[str]) -> None:
+        # arrays of 8 bytes a number, where lists of a large corpus would take several times as much
         self.lengths: dict[str, array[int]] = {name: array("q") for name in names}
         self.labels: Counter[str] = Counter()
         self._first: list[tuple[str, ...]] = []
@@ -241,8 +245,8 @@ class ExampleFacts:
     def examples(self) -> tuple[tuple[str, ...], ...]:
         """The examples that are shown."""
         of_labels = list(self._first_of_label.values())
-        others = [example for example in self._first if example not in of_labels]
-        return tuple([*of_labels, *others][:EXAMPLES])
+        unlabelled = [example for example in self._first if example not in of_labels]
+        return tuple([*of_labels, *unlabelled][:EXAMPLES])
 
     def lengths_of(self, names: Iterable[str]) -> IntArray:
         """The lengths of the examples of these splits."""
@@ -281,6 +285,7 @@ def shown_place(location: str, folders: Iterable[str]) -> str:
 
 def wrapped(text: str) -> list[str]:
     """A text in lines of a summary, with long words, such as paths, in one piece."""
+    # a path that is divided could not be copied
     return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
@@ -317,6 +322,7 @@ def _label_counts(labels: Mapping[str, int]) -> str:
 
 def _shortened(text: str, room: int) -> str:
     """The beginning of a text in `room` characters, with escapes for what does not print and for line ends."""
+    # a cell may hold control sequences of a terminal
     escaped = "".join(character if character.isprintable() else _escape(character) for character in text[: room + 1])
     if len(escaped) <= room and len(text) <= room:
         return escaped
@@ -326,8 +332,10 @@ def _shortened(text: str, room: int) -> str:
 def _fitted(cells: Sequence[str], room: int) -> list[str]:
     """The cells in so many characters together: short ones are whole, the others share what is left."""
     fitted: dict[int, str] = {}
+    # from the shortest to the longest, so that what short cells leave over goes to the others
     order = sorted(range(len(cells)), key=lambda number: len(cells[number]))
     for place, number in enumerate(order):
+        # at least 8 characters, even where many cells make the line longer than the screen
         fitted[number] = _shortened(cells[number], max(8, room // (len(order) - place)))
         room -= len(fitted[number])
     return [fitted[number] for number in range(len(cells))]

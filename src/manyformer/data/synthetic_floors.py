@@ -57,16 +57,19 @@ def measure_floors(data: SyntheticData, examples: int = 2_000) -> list[TaskFloor
     rows = SyntheticRows(*(np.concatenate(parts) for parts in zip(*chunks, strict=True)))
     row_numbers, columns = np.nonzero(rows.targets >= 0)
     targets = rows.targets[row_numbers, columns]
+    # whole rows: what was counted in a row must not be scored in it
     is_counted = row_numbers < examples // 2
     if is_counted.all() or not is_counted.any():
         raise UserError("half of the examples have nothing that is scored; measure floors on more examples")
     scored = targets[~is_counted]
+    # knowing the same of every target is knowing nothing
     guesses: dict[str, Sequence[Hashable]] = {"majority": [0] * len(targets)}
     guesses |= dict(_n_grams(rows.symbols, row_numbers, columns)) | dict(rule.shortcuts(rows))
     floors = [TaskFloor("chance", 100 / len(np.unique(targets)), 0.0, len(scored))]
-    floors += [_floor(name, _table_hits(known, targets, is_counted)) for name, known in guesses.items()]
+    floors += [_floor(name, _table_hits(keys, targets, is_counted)) for name, keys in guesses.items()]
     followed = _followers(rows.symbols, row_numbers, columns)[~is_counted]
     floors.append(_floor("last follower in the row", followed == scored))
+    # with one target a row, the nearest row answers for it
     if len(targets) == examples:
         floors.append(_floor("nearest neighbour", _neighbour_hits(rows.symbols, targets, is_counted)))
     return floors
@@ -91,8 +94,8 @@ def guess_floors(data: DataSection) -> GuessFloors | None:
     """The floors of generated data, of those that `measure_floors` finds on 1,000 examples; None for other data."""
     if not isinstance(data, SyntheticData):
         return None
-    _, majority, *others = measure_floors(data, TABLE_EXAMPLES)
-    return GuessFloors(majority, max(others, key=lambda floor: floor.accuracy))
+    _, majority, *shortcuts = measure_floors(data, TABLE_EXAMPLES)
+    return GuessFloors(majority, max(shortcuts, key=lambda floor: floor.accuracy))
 
 
 def _floor(name: str, hits: BoolArray) -> TaskFloor:
@@ -107,21 +110,22 @@ def _n_grams(symbols: IntArray, rows: IntArray, columns: IntArray) -> Iterator[t
     for back in range(max(N_GRAMS)):
         # padding, and what is before the row, is symbol -1
         present = np.where(columns >= back, symbols[rows, np.maximum(columns - back, 0)], -1)
+        # the last symbols as the digits of one number
         codes = codes * base + present + 1
         if back + 1 in N_GRAMS:
             yield f"last {back + 1} symbols" if back else "last symbol", codes.tolist()
 
 
-def _table_hits(known: Sequence[Hashable], targets: IntArray, is_counted: BoolArray) -> BoolArray:
-    """Which targets are the most frequent ones for what is known, or of all where that never occurred."""
+def _table_hits(keys: Sequence[Hashable], targets: IntArray, is_counted: BoolArray) -> BoolArray:
+    """Which targets are the most frequent ones for their key, or of all where the key never occurred."""
     tables: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     total = Counter[int](targets[is_counted].tolist())
-    for key, target, counted in zip(known, targets.tolist(), is_counted.tolist(), strict=True):
+    for key, target, counted in zip(keys, targets.tolist(), is_counted.tolist(), strict=True):
         if counted:
             tables[key][target] += 1
     best = {key: table.most_common(1)[0][0] for key, table in tables.items()}
     majority = total.most_common(1)[0][0]
-    guesses = [best.get(key, majority) for key, counted in zip(known, is_counted.tolist()) if not counted]
+    guesses = [best.get(key, majority) for key, counted in zip(keys, is_counted.tolist()) if not counted]
     hits: BoolArray = np.array(guesses) == targets[~is_counted]
     return hits
 
@@ -129,12 +133,14 @@ def _table_hits(known: Sequence[Hashable], targets: IntArray, is_counted: BoolAr
 def _followers(symbols: IntArray, rows: IntArray, columns: IntArray) -> IntArray:
     """The symbol that followed the last earlier occurrence of the symbol at each target; -1 without one."""
     guesses = np.full(len(rows), -1)
+    # where the targets of each row begin
     order = np.flatnonzero(np.diff(rows, prepend=-1))
     for start, stop in zip(order, [*order[1:], len(rows)], strict=True):
         row = symbols[rows[start]].tolist()
         last = dict[int, int]()
         position = 0
         for target in range(start, stop):
+            # the row is read up to the target once, whatever the number of its targets
             while position < columns[target]:
                 last[row[position]] = position + 1
                 position += 1
@@ -146,9 +152,9 @@ def _followers(symbols: IntArray, rows: IntArray, columns: IntArray) -> IntArray
 def _neighbour_hits(symbols: IntArray, targets: IntArray, is_counted: BoolArray) -> BoolArray:
     """Which targets are those of the row that differs in the fewest positions."""
     counted = np.flatnonzero(is_counted)[:MAX_NEIGHBOUR_ROWS]
-    others = np.flatnonzero(~is_counted)[:MAX_NEIGHBOUR_ROWS]
+    scored = np.flatnonzero(~is_counted)[:MAX_NEIGHBOUR_ROWS]
     hits = [
         targets[counted[(symbols[counted] != symbols[row]).sum(axis=1).argmin()]] == targets[row]
-        for row in others.tolist()
+        for row in scored.tolist()
     ]
     return np.array(hits)

@@ -122,15 +122,18 @@ def find_columns(
     None the rule of `table_headers` decides whether there is one. Raises UserError for a name that the file lacks.
     """
     records = _first_records(path)
+    # an empty file is refused by who reads it, who can say what is missing
     if not records:
         return TableColumns(tuple(_positions(keys)), has_header=False)
     first, *rows = records
     where = first.location(str(path))
+    # a name can only be found in a header
     if any(isinstance(key, str) for key in keys):
         if header is False:
             named = next(key for key in keys if isinstance(key, str))
             raise UserError(f"{where}: data.header=false says that no line names columns, and {named!r} is a name")
         return TableColumns(_named_columns(first.cells, keys, roles, where, optional), has_header=True)
+    # only data to label may have a single column: that of the text
     positions = _positions(keys, len(first.cells) if optional else None)
     guess = HeaderGuess.HEADER if header else HeaderGuess.ROW
     if header is None:
@@ -165,6 +168,7 @@ def _first_records(path: Path) -> list[Record]:
             characters += sum(map(len, record.cells))
             if record.cells:
                 yield record
+            # a record may be a whole book, of which a thousand would take minutes
             if characters > CHARACTERS_LOOKED_AT:
                 return
 
@@ -190,8 +194,10 @@ def _named_columns(
     header: Sequence[str], keys: Sequence[ColumnKey | None], roles: Sequence[str], where: str, optional: int
 ) -> tuple[int | None, ...]:
     """The columns by the settings, then by the names that columns usually have, then the remaining ones in order."""
+    # settings first, then usual names, then what is left in order: what is sure is never given away
     by_setting = [None if key is None else index_of_column(key, header, where) for key in keys]
     usual = usual_columns(header, roles)
+    # a column holds one role
     taken = {index for index in by_setting if index is not None}
     columns = list(by_setting)
     for number, index in enumerate(usual):
@@ -223,6 +229,7 @@ def usual_columns(header: Sequence[str], roles: Sequence[str]) -> list[int | Non
     names = [plain_name(cell) for cell in header]
     columns: list[int | None] = []
     for role in roles:
+        # the role's own name first: it is the surest
         candidates = (role, *NAMES_OF_COLUMNS.get(role, ()))
         free = [name for name in candidates if name in names and names.index(name) not in columns]
         columns.append(names.index(free[0]) if free else None)
@@ -248,12 +255,14 @@ def guess_header(
     `columns` are those of the roles if it is a row; the last `optional` ones may be missing. The labels are in the
     column of the role "label"; a table without one, whose rows do not show what a name is, has a header if its texts
     have several words."""
+    # the surest sign of a row: a sentence, a number or a repeated cell
     if not _look_like_names(first):
         return HeaderGuess.ROW
     label_column = None
     if "label" in roles:
         label_column = columns[roles.index("label")]
     labels = Counter(row[label_column] for row in rows if label_column is not None and len(row) > label_column)
+    # the label of the first line, if it is a row
     label = None
     if label_column is not None and label_column < len(first):
         label = first[label_column]
@@ -270,13 +279,15 @@ def guess_header(
         if not repeats and (is_certain or are_texts):
             return HeaderGuess.HEADER
         return HeaderGuess.MAYBE
+    # without usual names only the contrast with the other rows may say that it is a header
     if label is None or label in labels or len(rows) < _FEWEST_ROWS or 2 * len(labels) > len(rows):
         return HeaderGuess.ROW
     first_texts = [first[column] for column in text_columns]
     if are_texts and all(_WORD.fullmatch(text) for text in first_texts):
         return HeaderGuess.HEADER
-    if all(_NUMBER.fullmatch(other) for other in labels) and not _repeats_as_cells(first, rows):
+    if all(_NUMBER.fullmatch(row_label) for row_label in labels) and not _repeats_as_cells(first, rows):
         return HeaderGuess.HEADER
+    # every other label recurs, so one that does not may be a name
     if min(labels.values()) > 1:
         return HeaderGuess.MAYBE
     return HeaderGuess.ROW
@@ -284,6 +295,7 @@ def guess_header(
 
 def _look_like_names(cells: Sequence[str]) -> bool:
     """Whether these may be names of columns: short, different, and no numbers; the name of an index may be empty."""
+    # pandas writes an index without a name
     names = [cell.strip() for cell in cells if cell.strip()]
     return bool(names) and len(set(names)) == len(names) and all(_NAME.fullmatch(name) for name in names)
 
@@ -321,6 +333,7 @@ def columns_of_table(path: Path) -> int:
     In a file that is no CSV by its name, cells are between tabs; a tab that begins every line, as in code, is none."""
     records = list(islice(_head_records(path), _RECORDS_LOOKED_AT))
     widths = {len(cells) for cells in records}
+    # running text has lines of different numbers of tabs
     if len(widths) != 1 or len(records) < _FEWEST_RECORDS or all(not cells[0].strip() for cells in records):
         return 0
     width = widths.pop()
@@ -332,6 +345,7 @@ def columns_of_table(path: Path) -> int:
 def _head_records(path: Path) -> Iterator[list[str]]:
     """The records that are whole in the first bytes of a file, without blank lines."""
     head = next(read_chunks(path, _BYTES_LOOKED_AT), "")
+    # the last line may be cut off
     lines = [f"{line}\n" for line in head.split("\n")[:-1]]
     if not is_csv(path):
         yield from (line.rstrip("\r\n").split("\t") for line in lines if line.strip())

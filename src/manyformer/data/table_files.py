@@ -78,6 +78,7 @@ def read_rows(
     counts what else is in the file.
     """
     notes = TableFindings() if findings is None else findings
+    # by the name: a line of JSON is a valid line of TSV, too
     if is_jsonl(path):
         return _read_jsonl(path, columns, optional, notes)
     return _read_cells(path, columns, optional, notes, has_header=has_header)
@@ -85,6 +86,7 @@ def read_rows(
 
 def read_parallel(first: Path, second: Path) -> Iterator[TableRow]:
     """Read line i of both files as one row. Raises UserError if the files have different numbers of lines."""
+    # the shorter file must not end the pairs without a word
     for common_lines, (first_line, second_line) in enumerate(zip_longest(read_lines(first), read_lines(second))):
         if first_line is None or second_line is None:
             _raise_unequal_lengths(first, second, common_lines)
@@ -92,6 +94,7 @@ def read_parallel(first: Path, second: Path) -> Iterator[TableRow]:
 
 
 def _raise_unequal_lengths(first: Path, second: Path, common_lines: int) -> None:
+    # read once more, and only for the message
     counts = [sum(1 for _ in read_lines(path)) for path in (first, second)]
     shorter = (first, second)[counts[0] > counts[1]]
     raise UserError(
@@ -107,6 +110,7 @@ def _read_cells(
     name = str(path)
     header = Record([], 1, 1)
     if has_header or any(isinstance(column, str) for column in columns):
+        # blank lines may stand before a header
         header = next((record for record in records if record.cells), header)
     where = header.location(name)
     indices = [-1 if column is None else index_of_column(column, header.cells, where) for column in columns]
@@ -115,6 +119,7 @@ def _read_cells(
     for record in records:
         cells = record.cells
         location = record.location(name)
+        # one comparison for each ordinary row: only those of another width are looked at
         if len(cells) != width:
             if not cells:
                 findings.blank.add(location)
@@ -123,7 +128,9 @@ def _read_cells(
                 _raise_missing_column(path, location, needed - 1, cells)
             if width:
                 findings.uneven.add(location)
+            # without a header the first row decides the width
             width = width or len(cells)
+        # two forms, since rows without optional columns need no check of each index
         if optional:
             yield TableRow(tuple(cells[i] if 0 <= i < len(cells) else "" for i in indices), location)
         else:
@@ -155,6 +162,7 @@ def index_of_column(key: ColumnKey, header: Sequence[str], where: str) -> int:
         names = [cell.strip() for cell in header]
     if key not in names:
         raise UserError(f"{where}: the first line has no column {key!r}; {suggest_names(key, names)}")
+    # the first of them would be a guess
     if names.count(key) > 1:
         raise UserError(f"{where}: {names.count(key)} columns have the name {key!r}; give the number of one of them")
     return names.index(key)
@@ -193,11 +201,13 @@ def optional_text(record: dict[str, Any], column: str) -> str:
 def cell_text(record: dict[str, Any], column: ColumnKey, location: str) -> str:
     """The text of a field; a dot names a nested field (`translation.en`), and an integer becomes its digits."""
     value: Any = record
+    # a field whose own name has a dot is meant before a nested one
     for name in [column] if column in record else str(column).split("."):
         if not isinstance(value, dict) or name not in value:
             fields = value if isinstance(value, dict) else record
             raise UserError(f"{location}: column {column!r} is missing; {suggest_names(str(column), map(str, fields))}")
         value = value[name]
+    # a bool is an int for Python, and its text would be True
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise UserError(
             f"{location}: column {column!r} must be text, and this is {json.dumps(value, default=str)[:40]}"
@@ -240,8 +250,10 @@ def _read_csv(path: Path) -> Iterator[Record]:
             reason = next((text for part, text in _REASONS.items() if part in str(error)), str(error))
             raise UserError(f"{where}: this is no record of CSV: {reason}") from None
         last = reader.line_num
+        # the reader has taken all lines of this record and none of the next one
         source.characters = 0
         source.first = last + 1
+        # for `csv` a line of spaces is a record of one cell
         if len(cells) == 1 and not cells[0].strip():
             cells = []
         yield Record(cells, first, last)

@@ -79,7 +79,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return row.cells
 
     def note_row(self, noun: str, fate: str, row: TableRow) -> None:
-        """Count something in a row, such as an "answer", whose `fate` is to be told."""
+        """Count something in a row, such as an "answer", whose `fate` a line of the summary says."""
         self._encoding_tallies.setdefault((noun, fate), Tally()).add(row.location)
 
     def encoding_findings(self) -> Iterator[Finding]:
@@ -102,6 +102,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
 
     def prepare(self, splits: Splits[RowTable], folder: Path) -> PreparationResult:
         self.request.log(f"preparing {self.title}: {splits.sources['train'][0].name} ({self.tokens_text()})")
+        # this is a pass over the training rows of its own: nothing can be encoded before it ends
         self.tokenizers = self.train_tokenizers(splits)
         # a survey may have prepared the same rows before
         self._encoding_tallies.clear()
@@ -119,6 +120,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
             for name, rows in _group_rows(split_rows(splits, required_cells=self.required_cells, left_out=empty)):
                 lines = [json_text([*row.cells, row.location]) for row in rows]
                 content = "".join(f"{line}\n" for line in lines).encode()
+                # the hash is of what was read, the facts of shards are of what became of it
                 hashers[name].update(content)
                 if name in files:
                     files[name].write(content)
@@ -126,6 +128,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
                 facts.lengths[name].extend(self.add_rows(split_writers, rows))
                 if name == "train":
                     facts.labels.update(label for row in rows for label in self.labels_of(row))
+                    # the first rows of a block are enough: only a few examples are kept at all
                     for row in rows[:EXAMPLES]:
                         facts.show(self.example_of(row))
             splits.check_counts(facts.counts, "rows")
@@ -158,6 +161,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
     def summarize(
         self, splits: Splits[RowTable], prepared: PreparedData, plans: Mapping[str, LengthBuckets]
     ) -> DataSummary:
+        # files of earlier versions have no summary, only counts
         summary = prepared.summary or DataSummary(self.noun, prepared.counts[f"{self.noun}s"])
         if self.long_rows == "cut":
             return summary
@@ -176,6 +180,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
 
     def rows_of_file(self, path: EvaluationPath) -> list[TableRow]:
         """The rows of files, with a line in the log for what is odd about them. Raises UserError if there are none."""
+        # a list, since rows are encoded and, as strings, compared with what the model writes
         rows = list(self.read_file(path, lambda table: table.rows()))
         if not rows:
             raise UserError(f"{path}: there is nothing in it")
@@ -184,8 +189,8 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
             if not all(row.cells[: self.required_cells]):
                 empty.add(row.location)
         if empty.count:
-            what = f"{plural(empty.count, 'row')} with an empty cell, scored as it stands"
-            self.log_findings([Finding(empty.count, what, empty.first)])
+            description = f"{plural(empty.count, 'row')} with an empty cell, scored as it stands"
+            self.log_findings([Finding(empty.count, description, empty.first)])
         return rows
 
     def write_rows(self, rows: Sequence[TableRow]) -> list[TokenShard]:
@@ -301,6 +306,7 @@ def split_rows(
 
 def training_rows(splits: Splits[RowTable], *, required_cells: int | None = None) -> Iterator[TableRow]:
     """Stream the rows of the training split, from which tokenizers are trained."""
+    # with the shares: rows that are held out must not reach the tokenizer
     training = Splits({"train": splits.sources["train"]}, splits.shares)
     return (row for name, row in split_rows(training, required_cells=required_cells) if name == "train")
 
@@ -312,6 +318,7 @@ def examples_of_rows(rows: Iterable[TableRow]) -> tuple[HeldOutExample, ...]:
 
 def _group_rows(rows: Iterable[tuple[str, TableRow]]) -> Iterator[tuple[str, list[TableRow]]]:
     """Blocks of rows of one split."""
+    # tokenizers of the library are many times faster on many texts in one call
     blocks: dict[str, list[TableRow]] = {}
     for name, row in rows:
         blocks.setdefault(name, []).append(row)
@@ -360,6 +367,7 @@ def unlabelled_rows(
         for finding in table.found():
             request.log(str(finding))
 
+    # two iterators over one pass: a pipe cannot be read twice
     read, named = tee(rows())
     inputs = (UnlabelledInput(name(row), expected=row.cells[-1] or None) for row in named)
     if texts == 1:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from manyformer.batches import IGNORE_INDEX, CausalLMBatch, MaskedLMBatch
 from manyformer.core import PADDING_SEGMENT
-from manyformer.data.epochs import FIXED_SEED, Epoch, EpochPlan, random_generator
+from manyformer.data.epochs import FIXED_SEED, Epoch, FixedEpochPlan, random_generator
 from manyformer.data.neighbour_tables import NeighbourTable
 from manyformer.data.row_layouts import RowArrangement, RowLayout, TextRows
 from manyformer.data.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ def _segments(rows: TextRows) -> torch.Tensor | None:
 
 
 @final
-class TextPlan(EpochPlan):
+class TextPlan(FixedEpochPlan):
     """Epochs with batches of `rows` rows each; the last batch of an epoch may have fewer."""
 
     def __init__(

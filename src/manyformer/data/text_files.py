@@ -80,6 +80,7 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
     folder = expanded.parent
     if not folder.is_dir():
         raise UserError(f"{expanded}: there is no such file (nor a folder {folder})")
+    # a misspelled name is the most frequent mistake, and its correction is beside it
     matches = difflib.get_close_matches(expanded.name, [sibling.name for sibling in folder.iterdir()], n=1, cutoff=0.6)
     raise UserError(
         f"{expanded}: there is no such file" + (f"; did you mean {folder / matches[0]}?" if matches else "")
@@ -88,6 +89,7 @@ def existing_path(path: str | os.PathLike[str]) -> Path:
 
 def content_suffix(path: Path) -> str:
     """The lower-case suffix that names the content type, without .gz: ".txt", ".jsonl", ..."""
+    # a gzipped table is read as a table
     if path.suffix.lower() == ".gz":
         return Path(path.stem).suffix.lower()
     return path.suffix.lower()
@@ -96,6 +98,7 @@ def content_suffix(path: Path) -> str:
 def file_stamp(path: Path, *, has_sum: bool = True) -> list[str | int]:
     """The path, size and modification time of a file, which differ after any ordinary change, and a sampled sum."""
     facts = path.stat()
+    # resolved, so that a relative path names the same file from every folder
     stamp: list[str | int] = [str(path.resolve()), facts.st_size, facts.st_mtime_ns]
     if has_sum:
         return [*stamp, content_sum(path)]
@@ -132,6 +135,7 @@ def _visible_paths(folder: Path) -> list[Path]:
     """All that is under a folder and neither hidden nor a folder, sorted by path."""
     paths: list[Path] = []
     for directory, subfolders, names in os.walk(folder):
+        # in place: `os.walk` does not descend into what is removed
         subfolders[:] = [name for name in subfolders if not name.startswith(".") and name != "__pycache__"]
         paths += [Path(directory, name) for name in names if not name.startswith(".")]
     return sorted(paths, key=lambda path: path.relative_to(folder).parts)
@@ -140,10 +144,10 @@ def _visible_paths(folder: Path) -> list[Path]:
 def describe_folder(folder: Path, files: Collection[Path]) -> str:
     """How many files of a folder are read, and which other ones are not."""
     read_files = set(files)
-    others = [path for path in _visible_paths(folder) if path not in read_files]
+    unread = [path for path in _visible_paths(folder) if path not in read_files]
     read = f"{len(files):,} file{'s' * (len(files) != 1)} read of {folder} ({_list_names(folder, files)})"
-    if others:
-        return f"{read}, {len(others):,} not read ({_list_names(folder, others)})"
+    if unread:
+        return f"{read}, {len(unread):,} not read ({_list_names(folder, unread)})"
     return f"{read}, all there are"
 
 
@@ -167,6 +171,7 @@ def open_bytes(path: Path) -> Iterator[BinaryIO]:
 @contextmanager
 def unpacked(file: BufferedReader, name: object) -> Iterator[BinaryIO]:
     """The file itself, or its content if it is gzipped; in the block, damage is reported with the name."""
+    # by content, since a name may say anything; `peek` does not consume the bytes
     if not file.peek(len(_GZIP)).startswith(_GZIP):
         yield file
         return
@@ -189,7 +194,9 @@ def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
         while True:
             chunk = file.read(size)
             head = head or chunk[:HEAD_BYTES]
+            # bytes of a character that the previous chunk cut off, which the position of an error must not count twice
             pending = len(decoder.getstate()[0])
+            # NUL is valid UTF-8, so the decoder would accept a binary file
             if (position := chunk.find(0)) >= 0:
                 raise not_text_error(str(path), path.name, head, bytes_read + position, 0)
             try:
@@ -199,6 +206,7 @@ def read_chunks(path: Path, size: int = CHUNK_BYTES) -> Iterator[str]:
                 raise not_text_error(str(path), path.name, head, position, error.object[error.start]) from None
             bytes_read += len(chunk)
             if text and at_start:
+                # at the start of the file alone: elsewhere it is a character of the text
                 text = text.removeprefix("\ufeff")
                 at_start = False
             if text:
@@ -232,6 +240,7 @@ def without_line_end(text: str) -> str:
 
 def split_lines(text: str) -> list[str]:
     """The lines of a text by the rule of `line_blocks`, without their line ends."""
+    # not `splitlines`, which ends lines at form feeds and other characters, too
     *lines, remainder = text.split("\n")
     ended = [line.removesuffix("\r") for line in lines]
     if remainder:
@@ -251,11 +260,13 @@ def line_blocks(texts: Iterable[str], name: str) -> Iterator[LineBlock]:
     for text in texts:
         lines = text.split("\n")
         pending.append(lines[0])
+        # counted while the line grows, so that a file without line ends does not fill the memory
         length += len(lines[0])
         if length > MAX_LINE_CHARACTERS:
             raise UserError(f"{name}:{number + 1}: this line has more than {MAX_LINE_CHARACTERS:,} characters")
         if len(lines) == 1:
             continue
+        # parts of a long line are joined once, when it ends: adding each to a text would copy it again and again
         lines[0] = "".join(pending)
         pending = [lines.pop()]
         length = len(pending[0])
@@ -272,6 +283,7 @@ def decode_text(data: bytes, location: str, name: str, head: bytes | None = None
     `head` are the first bytes of the file `name`, if `data` is from its middle.
     """
     try:
+        # strict: a replacement character would be learned as text
         text = data.decode("utf-8-sig")
         position = data.find(0)
         if position < 0:
@@ -287,6 +299,7 @@ def not_text_error(location: str, name: str, head: bytes, position: int, byte: i
         problem = f"not UTF-8 at byte {position} (0x{byte:02x})"
     else:
         problem = f"a NUL byte at byte {position}"
+    # the file begins as text, so its first bytes would say nothing about the byte
     is_late = not byte and 0 not in head
     if is_late:
         meaning = "text has none: the file is damaged or binary data"
@@ -305,6 +318,7 @@ def describe_bytes(head: bytes, name: str) -> str:
             return f"this is {description}"
     if b"\0" in head:
         # the letters of most scripts have a zero as one of their two bytes
+        # of the even and of the odd bytes
         shares = [head[start::2].count(0) / max(1, len(head[start::2])) for start in (0, 1)]
         if len(head) >= _MIN_SAMPLE and max(shares) > 0.4 and min(shares) < 0.1:
             return _conversion("utf-16be" if shares[0] > shares[1] else "utf-16le", name)

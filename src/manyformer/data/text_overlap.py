@@ -56,10 +56,12 @@ def find_overlap(text: TokenShard, reference: TokenShard, tokenizer: Tokenizer) 
     than a passage if they are equal. A shared stretch of twice the length of a passage is always noticed.
     """
     characters = text.facts.characters or text.facts.tokens
+    # lengths in characters mean the same for every tokenizer
     tokens_per_character = text.facts.tokens / max(1, characters)
     length = max(2, round(PASSAGE_CHARACTERS * tokens_per_character))
     starts, sizes = _contents(text, tokenizer)
     _, reference_sizes = _contents(reference, tokenizer)
+    # passages of one text end to end, and all windows of the other: a shared stretch may begin anywhere
     passages = _cut_passages(starts, sizes, length)
     hashes, number = np.unique(_hash_passages(text.tokens, passages.starts, length), return_inverse=True)
     occurring, occurrence_documents = _look_up(hashes, reference, length)
@@ -70,8 +72,10 @@ def find_overlap(text: TokenShard, reference: TokenShard, tokenizer: Tokenizer) 
     pairs = np.stack([np.repeat(passages.documents, counts), occurrence_documents[matches]])
     pairs, pair_number = np.unique(pairs, axis=1, return_inverse=True)
     shared = np.bincount(pair_number.ravel(), np.repeat(passages.sizes, counts), minlength=pairs.shape[1])
+    # a short document overlaps if half of it is in the other one
     half = np.minimum(sizes[pairs[0]], reference_sizes[pairs[1]]) / 2
     pairs = pairs[:, shared >= np.minimum(OVERLAP_CHARACTERS * tokens_per_character, half)]
+    # shorter than a passage, they have no window to look up
     short_pairs = _equal_short_documents(text, reference, length, tokenizer)
     documents, reference_documents = np.unique(np.concatenate([pairs, short_pairs], axis=1), axis=1)
     shared_tokens = passages.sizes[counts > 0].sum() + sizes[np.unique(short_pairs[0])].sum()
@@ -105,6 +109,7 @@ def _look_up(hashes: HashArray, reference: TokenShard, length: int) -> tuple[Int
     occurrences = [np.zeros((2, 0), np.int64)]
     for start in range(0, max(0, len(reference.tokens) - length + 1) if len(hashes) else 0, _WINDOWS_PER_CHUNK):
         window_hashes = _hash_windows(reference.tokens[start : start + _WINDOWS_PER_CHUNK + length - 1], length)
+        # the last index for hashes beyond all of the text's
         index = np.searchsorted(hashes, window_hashes).clip(max=len(hashes) - 1)
         positions = np.flatnonzero(hashes[index] == window_hashes)
         documents = np.searchsorted(offsets, start + positions, side="right") - 1
@@ -117,6 +122,7 @@ def _hash_windows(tokens: TokenArray, length: int) -> HashArray:
     """A polynomial hash modulo 2^64 of every window of `length` tokens."""
     values = _token_values(tokens)
     powers = _powers(_BASE, len(tokens))
+    # differences of prefix sums give every window in one pass, whatever its length
     sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(values * powers, dtype=np.uint64)])
     inverse = _powers(pow(_BASE, -1, 1 << 64), len(tokens) - length + 1)
     windows: HashArray = (sums[length:] - sums[:-length]) * inverse
@@ -145,6 +151,7 @@ def _token_values(tokens: TokenArray) -> HashArray:
 def _powers(base: int, count: int) -> HashArray:
     """The powers of `base` from 0 on, modulo 2^64."""
     factors = np.full(count, base, np.uint64)
+    # the power of 0
     factors[:1] = 1
     return np.cumprod(factors, dtype=np.uint64)
 

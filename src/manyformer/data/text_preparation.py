@@ -46,6 +46,7 @@ class TextSurvey(NamedTuple):
 
 def survey_sources(sources: Iterable[TextSource]) -> TextSurvey:
     """Survey all sources in one pass, which also raises for wrong encodings and missing columns before preparation."""
+    # 8 bytes a document, where a list of numbers would take several times as much
     lengths = array("q")
     hashes = {}
     for source in sources:
@@ -53,6 +54,7 @@ def survey_sources(sources: Iterable[TextSource]) -> TextSurvey:
         for part in source.parts():
             if part.starts_document:
                 lengths.append(0)
+            # a long document comes in parts
             lengths[-1] += len(part.text)
             hasher.update(part.text.encode())
         hashes[source.name] = hasher.hexdigest()
@@ -68,6 +70,7 @@ class HoldoutSplitter:
         self._shares = shares
         self.names = ["train", *shares]
         self._split_of_document = self._assign_splits()
+        # documents may be so unequal that a split got none of them
         none_empty = len(set(self._split_of_document.tolist())) == len(self.names)
         self.by_document = not shares or (none_empty and len(lengths) >= MIN_DOCUMENTS)
 
@@ -82,6 +85,7 @@ class HoldoutSplitter:
             # lengths are integers: what is below the share is below its next integer
             limit = floor_share(share, total)
             candidates = candidates[self._lengths[candidates] <= limit]
+            # documents in a random order, until their characters reach the share
             preceding = np.cumsum(self._lengths[candidates]) - self._lengths[candidates]
             splits[candidates[preceding < ceil_share(share, total)]] = number
         return splits
@@ -152,6 +156,7 @@ class UnfinishedText:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        # hidden: what is not hidden is moved into the cache when the preparation is complete
         self._progress = folder / ".progress"
         make_folder(self._progress)
 
@@ -161,6 +166,7 @@ class UnfinishedText:
         lengths = array("q", saved_lengths)
         last_save = time.monotonic()
         for number, source in enumerate(sources[saved_sources:], start=saved_sources + 1):
+            # one source at a time: results can be saved between two of them
             survey = survey_sources([source])
             lengths.frombytes(survey.lengths.tobytes())
             hashes |= survey.hashes
@@ -175,6 +181,7 @@ class UnfinishedText:
         with suppress(UserError, OSError):
             record = SurveyRecord.read(record_path)
             lengths = lengths_path.read_bytes()
+            # the two files are written one after the other, and a kill may come between them
             if hashlib.sha256(lengths).hexdigest() == record.lengths_sha256:
                 return lengths, record.hashes, record.sources
         return b"", {}, 0
@@ -205,6 +212,7 @@ class UnfinishedText:
         with ExitStack() as stack, report_disk_full(self.folder):
             try:
                 shards = _open_shards(stack, self.folder, names, tokenizer, path, record)
+            # what cannot be continued is begun again: it costs time, and nothing else
             except (DamagedFile, NotWritable, OSError):
                 shards = _open_shards(stack, self.folder, names, tokenizer, path, None)
             yield shards

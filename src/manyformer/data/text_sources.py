@@ -56,6 +56,7 @@ class PlainTextSource(TextSource):
         if self._characters is None:
             yield from read_chunks(self.path)
             return
+        # chunks are cut at the limit, so that a look at a large file reads its beginning alone
         remaining = self._characters
         for text in read_chunks(self.path):
             yield text[:remaining]
@@ -127,9 +128,11 @@ def _sources_at(path: str, column: str, cache: Path) -> list[TextSource]:
         files = [file for file in folder_files(resolved) if file.stat().st_size]
         if not files:
             raise UserError(f"{resolved}: all files in this folder are empty")
+        # a corpus may have a million files, and a sum of each would take minutes
         summed = set(evenly_chosen(files, MAX_FILES))
         return [_file_source(file, column, cache, has_sum=file in summed) for file in files]
     source = _file_source(resolved, column, cache)
+    # ends at the first character
     if not any(part.text for part in source.parts()):
         raise UserError(f"{'standard input' if path == STDIN else resolved}: this file is empty")
     return [source]

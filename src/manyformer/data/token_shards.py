@@ -55,6 +55,7 @@ class ShardWriter:
     def __init__(self, tokens: BinaryIO, offsets: BinaryIO, vocab: int) -> None:
         self._tokens = tokens
         self._offsets = offsets
+        # the smallest type that holds all ids: shards take most of the space of a run
         if vocab <= 1 << 8:
             self._name: TokenDtype = "uint8"
         else:
@@ -72,6 +73,7 @@ class ShardWriter:
         self._largest = max(self._largest, int(values.max(initial=0)))
         raw = values.tobytes()
         self._tokens.write(raw)
+        # boundaries are hashed too: the same tokens in other documents are other data
         self._hash.update(b"document" if starts_document else b"")
         self._hash.update(raw)
         self._count += len(ids)
@@ -103,6 +105,7 @@ class ShardWriter:
         self._offsets.seek(0)
         starts = np.fromfile(self._offsets, "<i8", facts.documents)
         if len(starts) == facts.documents and facts.dtype == self._name:
+            # the hash cannot be saved, so it is computed again, document by document as it was written
             self._tokens.seek(0)
             for length in np.diff(starts, append=facts.tokens).tolist():
                 self._hash.update(b"document")
@@ -110,6 +113,7 @@ class ShardWriter:
         if self._hash.hexdigest() != facts.sha256:
             raise DamagedFile(f"{self._tokens.name} is damaged: it does not hold the tokens that were written to it")
         for file, size in ((self._tokens, facts.tokens * self.dtype.itemsize), (self._offsets, facts.documents * 8)):
+            # what was written after the facts were saved is written again
             file.seek(size)
             file.truncate()
 
@@ -132,6 +136,7 @@ def write_shards(folder: Path, names: Sequence[str], vocab: int) -> Iterator[Sha
     with ExitStack() as stack:
         writers = ShardWriters({}, {})
         for name in names:
+            # both files appear together when the context succeeds, or neither
             tokens, offsets = (stack.enter_context(atomic_write(path)) for path in shard_paths(folder, name))
             writers.shards[name] = ShardWriter(tokens, offsets, vocab)
         yield writers

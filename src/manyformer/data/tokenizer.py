@@ -40,6 +40,7 @@ class StreamDecoder:
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
+        # one character may come in several tokens, each of which alone would become a replacement character
         self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def push(self, token: SupportsIndex) -> str:
@@ -86,12 +87,14 @@ class Tokenizer(ABC):
     @cached_property
     def is_ordinary(self) -> NDArray[np.bool_]:
         """For each id whether it is one of `ordinary_ids`."""
+        # a table, since masking looks up the ids of whole batches
         flags = np.zeros(self.vocab, dtype=np.bool_)
         flags[self.ordinary_ids] = True
         return flags
 
     def required_mask(self, purpose: str) -> int:
         """The id of the mask token. Raises UserError where the tokenizer has none; `purpose` is what needs it."""
+        # a tokenizer without a mask token has the id of another special token in its place
         if self.mask in (self.pad, self.bos, self.eos, self.unk, *self.stop_ids):
             raise UserError(
                 f"the tokenizer has no mask token, which {purpose} needs; take a tokenizer with one, such as a BERT's"
@@ -130,6 +133,7 @@ class Tokenizer(ABC):
 
     def decode(self, tokens: Iterable[SupportsIndex]) -> str:
         """The text of these token ids; special tokens have no text, unk and invalid UTF-8 give U+FFFD."""
+        # bytes are joined before they are decoded: a character may be divided between two tokens
         return b"".join(self._decode_token(int(token)) for token in tokens).decode("utf-8", errors="replace")
 
     def stream(self) -> StreamDecoder:
@@ -149,6 +153,7 @@ class Tokenizer(ABC):
     def fingerprint(self) -> str:
         """A hash that is equal for equal tokenizers."""
         text = json_text([self.kind, self.content()], sort_keys=True, ensure_ascii=True)
+        # files of earlier versions hold this hash: its length and the order of keys must not change
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def save(self, path: str | os.PathLike[str]) -> None:

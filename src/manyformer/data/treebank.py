@@ -96,6 +96,7 @@ class TreebankSentence(NamedTuple):
     @classmethod
     def from_row(cls, row: TableRow) -> "TreebankSentence":
         """The sentence stored in a row of a `Treebank`."""
+        # a row has text cells only, so that treebanks go the way of all tables
         forms, labels, heads, spaces = (cell.split(CELL_SEPARATOR) for cell in row.cells)
         return cls(forms, labels, [int(head) for head in heads], [space == SPACE_AFTER for space in spaces])
 
@@ -118,6 +119,7 @@ class Treebank(RowTable):
     """
 
     def __init__(self, path: Path, label: str | None) -> None:
+        # before the file is read, so that a missing library is named at once
         _import_conllu()
         self._path = path
         self._label = label
@@ -141,6 +143,7 @@ class Treebank(RowTable):
         for line in read_lines(self._path):
             if line.text.strip():
                 block.append(line)
+                # checked while the block grows: a file of another format may have no empty line
                 if len(block) > _MAX_BLOCK_LINES:
                     raise UserError(
                         f"{self._path}:{block[0].number}: the sentence that begins here has more than "
@@ -163,6 +166,7 @@ def open_treebank(path: str, label: str | None, cache: Path) -> Treebank:
 
 def annotated_lines(lines: Iterable[NumberedLine], column: int, labels: Sequence[str]) -> list[str]:
     """The lines of a sentence, with the label of each word in this column."""
+    # lines of multiword tokens and of empty nodes, whose ids are no plain numbers, keep their cells
     remaining = iter(labels)
     annotated = []
     for line in lines:
@@ -177,6 +181,7 @@ def tokens_in_text(sentence: WordsInText, tokenizer: Tokenizer) -> WordTokens:
     """The tokens of words in their running text, as the tokenizer encodes it where no token belongs to two words.
 
     Where one does, the text is encoded in pieces that end between the two."""
+    # one piece at first; it is cut wherever a token reaches over two words, until none does
     borders = [0, len(sentence.text)]
     while True:
         pieces = [_encode_piece(sentence, start, stop, tokenizer) for start, stop in pairwise(borders)]
@@ -208,6 +213,7 @@ def _encode_piece(
     first = []
     last = []
     for begin, end in zip((tokens.starts + start).tolist(), (tokens.stops + start).tolist()):
+        # the first word that ends behind the beginning of the token, and the last that begins before its end
         low = bisect_right(sentence.stops, begin)
         high = bisect_left(sentence.starts, end) - 1
         is_within = begin < end and low <= high
@@ -220,6 +226,7 @@ def _with_unknown_words(
     ids: IntArray, word_numbers: IntArray, count: int, tokenizer: Tokenizer, *, is_divided: bool = False
 ) -> WordTokens:
     """The tokens with an unknown one for each word without any (some tokenizers drop characters)."""
+    # each word has a label, so each needs a token to carry it
     missing = np.setdiff1d(np.arange(count), word_numbers)
     # a word belongs behind the tokens of the words before it, and behind spaces that precede those
     if len(word_numbers):
@@ -248,6 +255,7 @@ def _import_conllu() -> Any:
 def _parse_row(block: list[NumberedLine], path: Path, label: str | None) -> TableRow:
     tokens, name = _parse_sentence(block, path)
     location = f"{path}:{block[0].number}" + (f" (sentence {name})" if name else "")
+    # the library drops lines that it does not understand, so the counts are compared
     token_lines = [line for line in block if not line.text.startswith("#")]
     if len(token_lines) != len(tokens):
         raise UserError(f"{location}: a line of this sentence is neither a word nor a comment, which begins with #")
@@ -266,6 +274,7 @@ def _parse_row(block: list[NumberedLine], path: Path, label: str | None) -> Tabl
             raise UserError(f"{path}:{line.number}: {message}" + (f" (sentence {name})" if name else ""))
     heads = [word["head"] for _, word in word_lines]
     try:
+        # for its errors: a cycle is found here, with its place in the file, and not within training
         preorder_columns(heads)
     except ValueError as error:
         raise UserError(f"{location}: {error}") from None
@@ -292,6 +301,7 @@ def _spaces_after(lines: Sequence[NumberedLine], tokens: Sequence[Any]) -> list[
             case (first, "-", last):
                 ranges.append((first - 1, last, token["form"], has_space))
     for first, stop, form, has_space in ranges:
+        # "don't" is "do" and "n't"; French "du" is "de le", whose words stand apart
         is_divided = "".join(forms[first:stop]) == form
         spaces[first:stop] = [not is_divided] * (len(forms[first:stop]) - 1) + [has_space]
     return spaces
@@ -317,6 +327,7 @@ def _parse_sentence(block: list[NumberedLine], path: Path) -> tuple[list[Any], s
 def _first_invalid_line(block: list[NumberedLine]) -> int:
     """The number of the first line that the library cannot parse."""
     conllu = _import_conllu()
+    # line by line, since the library names no line of a sentence
     for line in block:
         try:
             conllu.parse(line.text, fields=_FIELDS)
@@ -328,6 +339,7 @@ def _first_invalid_line(block: list[NumberedLine]) -> int:
 def _describe_error(line: NumberedLine, word: Any, number: int, label: str | None) -> str:
     """A message about the first defect of a word's line; empty if it is valid."""
     if (columns := line.text.count(CELL_SEPARATOR) + 1) < len(_FIELDS):
+        # spaces instead of tabs are the usual reason
         return f"this line has {columns} columns separated by tabs, but CoNLL-U has 10"
     cells = line.text.split(CELL_SEPARATOR)
     if not cells[1].strip(" "):

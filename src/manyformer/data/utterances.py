@@ -11,7 +11,7 @@ from torch import Tensor
 
 from manyformer.batches import AudioClassificationBatch, TranscriptionBatch
 from manyformer.data.audio_reading import INT16_SCALE
-from manyformer.data.epochs import FIXED_SEED, EpochPlan, random_generator
+from manyformer.data.epochs import FIXED_SEED, FixedEpochPlan, random_generator
 from manyformer.data.length_buckets import BucketEpoch, EncodedTexts, SequenceDataset
 from manyformer.data.log_mel import LogMelFrontEnd
 from manyformer.data.saved_tokenizers import class_id
@@ -42,6 +42,7 @@ class SpecAugment(NamedTuple):
         band_counts = np.full(rows, bands)
         widths = np.full(rows, min(self.frequency_mask_width, bands))
         masked_bands = self._draw(self.frequency_masks, widths, band_counts, bands, random)
+        # a short recording must not be masked as a whole
         widths = np.minimum(self.time_mask_width, (self.time_mask_share * frames).astype(np.int64))
         masked_frames = self._draw(self.time_masks, widths, frames, features.shape[1], random)
         return features.masked_fill(masked_bands[:, None] | masked_frames[..., None], 0.0)
@@ -51,6 +52,7 @@ class SpecAugment(NamedTuple):
         masks: int, widths: IntArray, lengths: IntArray, size: int, random: np.random.Generator
     ) -> Bool[Tensor, "b size"]:
         """Which of `size` columns the masks of each row cover; each lies within the first `lengths[r]` of them."""
+        # drawn for all rows at once, which a loop over rows would do many times slower
         width = random.integers(0, widths[:, None] + 1, (len(widths), masks))
         start = random.integers(0, lengths[:, None] - width + 1)
         columns = np.arange(size)[:, None]
@@ -87,6 +89,7 @@ class JoinedRecordings(NamedTuple):
     def draw(self, recordings: IntArray, random: np.random.Generator) -> Utterances:
         """Utterances of these recordings, each in one of them, in random order and groups."""
         low, high = self.counts
+        # as many groups as could be needed if all were of the least size
         counts = random.integers(low, high + 1, -(-len(recordings) // low))
         offsets = np.concatenate([[0], np.cumsum(counts)])
         # the last group has what is left over, if that is enough
@@ -108,6 +111,7 @@ class TargetTexts:
         self._bytes = shard.tokens
         self._tokenizer = tokenizer
         self._labels: IntArray | None = None
+        # all at once: a label without a class is found when data is opened, not in the midst of training
         if class_ids is not None:
             texts = map(self._text, range(shard.facts.documents))
             self._labels = np.array([class_id(class_ids, text, "the prepared recordings") for text in texts])
@@ -118,6 +122,7 @@ class TargetTexts:
             return AudioClassificationBatch(
                 features, torch.from_numpy(self._labels[np.concatenate(utterances)]), segments
             )
+        # texts are stored as bytes and encoded here, since joined ones are others in every epoch
         texts = EncodedTexts([" ".join(map(self._text, recordings)) for recordings in utterances], self._tokenizer)
         target, targets, target_segments = texts.targets(np.arange(len(utterances)))
         return TranscriptionBatch(features, target, targets, segments, target_segments)
@@ -145,6 +150,7 @@ class UtteranceDataset(SequenceDataset):
         self._utterances = utterances
         self._levels = archive.samples.tokens
         self._starts = archive.samples.offsets
+        # each recording with the silence before it
         parts = archive.samples.lengths[utterances.recordings] + utterances.silences
         self._samples = np.add.reduceat(parts, utterances.offsets[:-1]) + utterances.tails
         self.lengths = self.tie_breakers = archive.front_end.settings.frame_counts(self._samples)
@@ -152,6 +158,7 @@ class UtteranceDataset(SequenceDataset):
 
     def make_batch(self, indices: IntArray) -> AudioBatch:
         lengths = self._samples[indices]
+        # zeros are the silence between recordings, and the padding behind them
         waves = np.zeros((len(indices), int(lengths.max())), dtype=np.float32)
         recordings = []
         for wave, utterance in zip(waves, indices, strict=True):
@@ -161,6 +168,7 @@ class UtteranceDataset(SequenceDataset):
         waves /= INT16_SCALE
         features = self._archive.front_end.features(torch.from_numpy(waves), lengths)
         frames = torch.from_numpy(self.lengths[indices])
+        # 0 for frames and -1 for padding
         segments = -(torch.arange(features.shape[1]) >= frames[:, None]).long()
         has_padding = bool((segments < 0).any())
         return self._archive.targets.make_batch(features, segments if has_padding else None, recordings)
@@ -188,6 +196,7 @@ class _MaskedEpoch(BucketEpoch):
     def batch(self, number: int) -> AudioBatch:
         batch = super().batch(number)
         assert isinstance(batch, AudioBatch)
+        # seeded by the batch, so that a run that is resumed draws the same masks
         random = random_generator(*self._seeds, number, _MASKING_SEED)
         rows, length = batch.features.shape[:2]
         if batch.segments is None:
@@ -198,7 +207,7 @@ class _MaskedEpoch(BucketEpoch):
 
 
 @final
-class UtterancePlan(EpochPlan):
+class UtterancePlan(FixedEpochPlan):
     """Batches of at most `budget` padded frames; `joined` None makes an utterance of each recording.
 
     `recordings` are the numbers of those that are read, by default all. Joined recordings are drawn anew in each epoch
@@ -229,6 +238,7 @@ class UtterancePlan(EpochPlan):
         """The most frames that an utterance can have."""
         samples = self._archive.samples.lengths[self.recordings].max()
         if self._joined is not None:
+            # the longest that could be drawn: batches of every epoch must fit
             samples = self._joined.counts[1] * (samples + self._joined.silence[1]) + self._joined.silence[1]
         return int(self._archive.front_end.settings.frame_counts(samples))
 

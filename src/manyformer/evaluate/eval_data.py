@@ -30,7 +30,7 @@ from manyformer.recipes.registry import build_on_meta
 from manyformer.system.devices import best_device
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Task
-from manyformer.tasks.encoder_task import head_named_in
+from manyformer.tasks.masked_language_modelling import head_named_in
 from manyformer.tasks.requests import TaskTokenizers
 from manyformer.train.run_folder import as_run
 from manyformer.type_aliases import ImageArray, LogFn

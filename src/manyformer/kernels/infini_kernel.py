@@ -14,7 +14,6 @@ from manyformer.kernels.features.deterministic import elu_plus_one
 from manyformer.kernels.kernel import Kernel, KernelCall
 from manyformer.ops.document_rows import SegmentRows, segment_rows
 from manyformer.ops.softmax_attention import fused_attention
-from manyformer.position import NoPosition, Position
 from manyformer.position.position import NoPosition, Position
 from manyformer.torch_internals import autocast_disabled
 

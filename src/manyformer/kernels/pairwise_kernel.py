@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from manyformer.core import LayerOutput
 from manyformer.head_selection import PerHeadTensors
 from manyformer.kernels.kernel import Kernel, KernelCall
-from manyformer.masks import AllKeys, Mask
 from manyformer.masks.mask import AllKeys, Mask
 from manyformer.torch_internals import autocast_disabled
 

@@ -38,7 +38,6 @@ from manyformer.ops.distance_vector_attention import SegmentPair
 from manyformer.ops.sparse_plan import SparsePlan
 from manyformer.ops.static_layout import layout_is_complete, materialize
 from manyformer.ops.toeplitz_attention import QueryOffset
-from manyformer.position import Position
 from manyformer.position.position import DistanceTerms, Position
 from manyformer.recompute import recompute_for_gradient
 

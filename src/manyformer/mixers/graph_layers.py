@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from manyformer.core import Context, GraphEdges, Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.dropout import Dropout
 from manyformer.ops.edge_attention import edge_softmax, sum_over_edges
-from manyformer.structures import GraphEdges
 
 NEGATIVE_SLOPE = 0.2
 """The slope of LeakyReLU for negative scores (Velickovic et al. 2018, section 2.1)."""

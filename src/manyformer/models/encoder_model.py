@@ -31,7 +31,6 @@ from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLay
 from manyformer.models.embedding import TokenEmbedding, positions_of
 from manyformer.models.head import BatchLoss, BatchScore, ClassHead, apply_head, count_targets
 from manyformer.models.model import B, Model, ModelOutput, max_length_of
-from manyformer.structures import DependencyTree
 
 EncoderBatch = AnswerSpanBatch | ClassificationBatch
 """A batch of one or two texts in each row."""

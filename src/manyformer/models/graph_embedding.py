@@ -13,7 +13,6 @@ from manyformer.errors import UserError
 from manyformer.models.embedding import positions_of
 from manyformer.ops.graph_distances import NO_PATH, graph_distances, mean_along_shortest_paths
 from manyformer.ops.sparse_features import sparse_product
-from manyformer.structures import GraphEdges
 from manyformer.training_hooks import UndecayedParameters
 
 NO_EDGE = -1

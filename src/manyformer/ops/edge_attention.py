@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
 from manyformer.core import GraphEdges
-from manyformer.structures import GraphEdges
 
 
 def edge_softmax(scores: Float[Tensor, "edges h"], edges: GraphEdges) -> Float[Tensor, "edges h"]:

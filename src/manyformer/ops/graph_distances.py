@@ -5,7 +5,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.core import GraphEdges
-from manyformer.structures import GraphEdges
 from manyformer.system.devices import float64_device
 
 NO_PATH = -1

@@ -11,7 +11,6 @@ from manyformer.head_selection import PerHeadTensors
 from manyformer.position.absolute import SinusoidalPosition
 from manyformer.position.distance_bias import BiasDirection, check_direction
 from manyformer.position.position import DistanceTerms, Keys, Outputs, PairScores, Position, Queries, signed_distances
-from manyformer.structures import DependencyTree
 
 
 @final

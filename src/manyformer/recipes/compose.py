@@ -62,8 +62,8 @@ from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_atte
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
 from manyformer.residual.residual import make_join
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]
 LayerPattern = Annotated[

@@ -13,9 +13,9 @@ from manyformer.recipes.baselines import LayerMaker, init_std, language_model, m
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, image_classifier
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 PAPER = "Liu et al. 2021, Pay Attention to MLPs, arXiv:2105.08050"
 

@@ -14,7 +14,7 @@ from manyformer.recipes.baselines import stack
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, zero_head
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 
 @recipe(

@@ -20,8 +20,8 @@ from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positions, zero_head
 from manyformer.residual import Residual
 from manyformer.sources import CrossAttentionSource
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
 from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 LatentCount = Annotated[PositiveSize, "number of latent vectors that represent an input"]
 LatentWidth = Annotated[PositiveSize, "width of a latent vector"]

@@ -7,7 +7,7 @@ from manyformer.recipes.baselines import attention_layers
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
 from manyformer.recipes.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 
 @recipe(

@@ -22,7 +22,7 @@ from manyformer.recipes.baselines import (
 )
 from manyformer.recipes.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands, PositiveSize
 from manyformer.recipes.registry import recipe
-from manyformer.tasks.audio_classification import AUDIO_CLASSIFICATION
+from manyformer.tasks.media_labels import AUDIO_CLASSIFICATION
 from manyformer.tasks.transcription import ATTENTION_TRANSCRIPTION
 
 CTCWeight = Annotated[

@@ -7,7 +7,7 @@ from manyformer.models import AudioClassifier, ClassHead
 from manyformer.models.temporal_res_net import TemporalResNet
 from manyformer.recipes.keywords import MelBands
 from manyformer.recipes.registry import recipe
-from manyformer.tasks.audio_classification import AUDIO_CLASSIFICATION
+from manyformer.tasks.media_labels import AUDIO_CLASSIFICATION
 
 WIDTH_UNITS = (2, 3, 4, 6)
 """The channels of the first convolution and of the three stages in units of a sixth of the last: 16, 24, 32, 48."""

@@ -13,7 +13,7 @@ from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPos
 from manyformer.recipes.baselines import LayerMakers, attention_layers, init_std, stack
 from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, NormEps, PatchSide
 from manyformer.recipes.registry import recipe
-from manyformer.tasks.image_classification import IMAGE_CLASSIFICATION
+from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 PatchPositionKind = Annotated[
     Literal["learned", "axes", "none"], "patch positions: learned, learned for rows and columns (axes), or none"

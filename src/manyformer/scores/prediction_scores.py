@@ -34,6 +34,7 @@ def f1(
     check_pairs(predictions, references, "predictions")
     if average not in ("macro", "micro"):
         raise UserError(f"average must be 'macro' or 'micro', got '{average}'")
+    # a class that is neither predicted nor present would lower a mean over classes
     if classes is None:
         names = sorted({*predictions, *references}, key=str)
     else:

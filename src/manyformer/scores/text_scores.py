@@ -30,6 +30,7 @@ def bleu(
     Raises UserError for unequal lengths, for empty input and for an unknown tokenizer.
     """
     bleu_class = _sacrebleu("bleu").BLEU
+    # before sacrebleu raises an error of its own, which names no setting
     if tokenize is not None and tokenize not in bleu_class.TOKENIZERS:
         raise UserError(f"tokenize must be one of {', '.join(sorted(bleu_class.TOKENIZERS))}, got '{tokenize}'")
     # force only silences the warning about text that looks tokenized
@@ -47,6 +48,7 @@ def bleu_by_length(
     """
     counts = [len(source.split()) for source in sources]
     scores = []
+    # the last range ends at the longest source
     for low, high in zip((0, *limits), (*limits, max(counts, default=0)), strict=True):
         chosen = [index for index, count in enumerate(counts) if low < count <= high]
         if chosen:
@@ -120,6 +122,7 @@ def character_error_rate(texts: Sequence[str], references: Sequence[str]) -> Sco
 
 
 def _corpus_score(name: str, metric: "Metric", texts: Sequence[str], references: References) -> ScoreRecord:
+    # a list of texts is one set of references; a list of lists is several
     single = [reference for reference in references if isinstance(reference, str)]
     if len(single) == len(references):
         sets = [single]

@@ -8,8 +8,7 @@ from typing import Any
 from manyformer.errors import UserError, suggest_names
 from manyformer.models import Model
 from manyformer.plugins import TASK_GROUP, import_entry_point
-from manyformer.tasks.encoder_task import ENCODER_HEADS, EncoderTask
-from manyformer.tasks.likelihood import ScoreSums
+from manyformer.tasks.masked_language_modelling import ENCODER_HEADS, EncoderTask
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,
@@ -20,7 +19,7 @@ from manyformer.tasks.requests import (
     PredictionRequest,
     TextPass,
 )
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs, ScoreSums, Task
 from manyformer.tasks.toy import Toy, ToyDraw
 
 __all__ = [

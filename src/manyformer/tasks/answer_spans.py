@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 from manyformer.batches import AnswerSpanBatch
 from manyformer.models import ClassHead, EncoderModel, SpanReader
 from manyformer.scores import ScoreKind, answer_exact_match, answer_f1
-from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderHeadSettings, EncoderTask
+from manyformer.tasks.masked_language_modelling import BIDIRECTIONAL, EncoderHeadSettings, EncoderTask
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,
@@ -80,10 +80,10 @@ class AnswerSpans(EncoderTask[SpanReader]):
 
     def toy(self, model: SpanReader, draw: ToyDraw) -> Toy:
         """Rows of a symbol and all symbols in some order; the answer is where the first symbol occurs again."""
-        asked = draw.period[:, :1]
-        order = torch.rand(len(asked), SYMBOLS, generator=draw.generator).argsort(1).to(asked.device)
-        tokens = torch.cat([asked, FIRST_SYMBOL + order], 1)
-        column = (tokens[:, 1:] == asked).long().argmax(1, keepdim=True) + 1
+        queried = draw.period[:, :1]
+        order = torch.rand(len(queried), SYMBOLS, generator=draw.generator).argsort(1).to(queried.device)
+        tokens = torch.cat([queried, FIRST_SYMBOL + order], 1)
+        column = (tokens[:, 1:] == queried).long().argmax(1, keepdim=True) + 1
         return Toy(self.batch(model, Inputs(tokens), column.expand(-1, 2)), math.log(SYMBOLS))
 
     def with_head(self, encoder: EncoderModel, settings: EncoderHeadSettings) -> SpanReader:

@@ -15,15 +15,12 @@ from torch import Tensor
 from manyformer.batches import Seq2SeqBatch, to_device
 from manyformer.models import EncoderDecoder, PatchEmbedding
 from manyformer.scores import ScoreKind, bleu, chrf, exact_match
-from manyformer.tasks.image_classification import image_tokens
-from manyformer.tasks.likelihood import likelihood, token_scores
+from manyformer.tasks.media_labels import image_tokens
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, ImagePass, ImageTokenizer
-from manyformer.tasks.task import Inputs
+from manyformer.tasks.task import LIKELIHOOD_SHARE, Inputs, likelihood, token_scores
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 from manyformer.tasks.translation import EncoderDecoderTask, repeated_source
 
-LIKELIHOOD_SHARE = 0.1
-"""The share of the progress of an evaluation that the likelihood takes; the rest is writing captions."""
 PATCH_IDS = 32
 """The number of different patches that stand for token ids in contracts and measurements."""
 
@@ -91,6 +88,7 @@ def _patches(values: int, device: torch.device) -> UInt8[Tensor, "ids values"]:
     """A patch for each token id, the same in every process."""
     generator = torch.Generator().manual_seed(PATCH_IDS)
     with torch.inference_mode(False):  # noqa: FBT003 - torch.compile takes no keyword
+        # drawn on the CPU, whose numbers are the same on every machine
         return torch.randint(256, (PATCH_IDS, values), generator=generator, dtype=torch.uint8, device="cpu").to(device)
 
 

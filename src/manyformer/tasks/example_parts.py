@@ -15,8 +15,8 @@ from manyformer.models import PatchEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.modalities_model import MultimodalClassifier, PartEmbedding, TwoTowers
 from manyformer.scores import ScoreKind, ScoreRecord
-from manyformer.tasks.encoder_task import BIDIRECTIONAL
 from manyformer.tasks.label_task import BatchLabelTask
+from manyformer.tasks.masked_language_modelling import BIDIRECTIONAL
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
 from manyformer.tasks.task import Inputs, Task
 from manyformer.tasks.toy import FIRST_SYMBOL, ROWS, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
@@ -104,6 +104,7 @@ class Contrast(PartsTask[TwoTowers]):
         labels = list[Tensor]()
         for number, batch in enumerate(request.batches, 1):
             moved: Any = to_device(batch, request.model.device)
+            # all held-out pairs are compared with each other, so all embeddings are kept
             for rows, embedded in zip((first, second), request.model.embeddings(moved), strict=True):
                 rows.append(embedded)
             labels.append(moved.labels)
@@ -124,6 +125,7 @@ def retrieval_scores(
     ranks = list[Tensor]()
     is_same_label = list[Tensor]()
     for part in (cosines, cosines.mT):
+        # counted with ties, so that equal embeddings of everything score nothing
         ranks.append((part >= part.diagonal()[:, None]).sum(1))
         is_same_label.append(labels[part.argmax(1)] == labels)
     recalls = {rank: float((torch.cat(ranks) <= rank).cpu().double().mean()) for rank in RANKS}
@@ -150,6 +152,7 @@ def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " 
     if "image" in parts:
         patches: PatchEmbedding = parts["image"]  # type: ignore[assignment]
         if tokens.shape[1]:
+            # the first token that is no padding
             index = is_token.long().argmax(1, keepdim=True)
         else:
             index = tokens

@@ -40,6 +40,7 @@ class GraphLabelTask(BatchLabelTask[GraphModelT]):
         return STAND_IN_IDS
 
     def arguments(self, model: GraphModelT, inputs: Inputs) -> tuple[Any, ...]:
+        # targets do not matter here, and tokens have their shape
         return self.batch(model, inputs, inputs.tokens).inputs
 
     def batch(self, model: GraphModelT, inputs: Inputs, targets: Tensor) -> GraphBatch:
@@ -123,6 +124,7 @@ def batch_of_tokens(model: GraphEncoder, inputs: Inputs, targets: Tensor) -> Gra
     batch = GraphBatch(features, edges, targets, segments)
     if model.edge_features:
         ends = tokens.gather(1, edges.clamp(min=0).flatten(1)).view_as(edges)
+        # not symmetric, so that both directions of an edge have different features
         edge_ids = (ends[..., 0] + 3 * ends[..., 1]) % STAND_IN_IDS
         batch = batch._replace(
             edge_features=stand_in_vectors(torch.randn, model.edge_features, tokens.device)(edge_ids)
@@ -141,8 +143,10 @@ def edges_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | N
         segments = torch.zeros_like(tokens)
     is_start = torch.ones_like(tokens, dtype=torch.bool)
     is_start[:, 1:] = segments[:, 1:] != segments[:, :-1]
+    # the column at which the document of each token begins
     starts = torch.where(is_start, columns, 0).cummax(1).values
     positions = columns - starts
+    # an earlier token of the same document, so that what is added behind it changes no edge
     parents = starts + tokens % positions.clamp(min=1)
     has_parent = (positions > 0) & (segments != PADDING_SEGMENT)
     upward = torch.stack([columns, parents], -1).masked_fill(~has_parent[..., None], -1)
@@ -161,6 +165,7 @@ def _eigenvectors(
         segments = torch.zeros_like(tokens)
     for row, row_segments in enumerate(segments):
         for segment in set(row_segments.tolist()) - {PADDING_SEGMENT}:
+            # each document by itself, as in a batch of its own
             columns = (row_segments == segment).nonzero()[:, 0]
             start = int(columns[0])
             stop = int(columns[-1]) + 1

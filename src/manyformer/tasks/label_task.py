@@ -73,6 +73,7 @@ class BatchLabelTask(LabelTask[M]):
         for batch in request.batches or ():
             moved: Batch = to_device(batch, request.model.device)
             logits, targets = self.read(request.model, moved)
+            # a row without places is one prediction; one with places has a prediction for each
             if not self.per_token:
                 yield from ranked_rows(request, logits)
                 continue
@@ -106,6 +107,7 @@ def encode_rows(
     texts: Sequence[str], tokenizer: TextTokenizer, row_length: int, device: torch.device
 ) -> tuple[Int[Tensor, "b l"], Int[Tensor, "b l"]]:
     """Tokens and segment ids of texts as in training: with start and end token, cut at `row_length`, padded right."""
+    # as `LabelsPipeline.add_rows` frames texts for training
     rows = [[tokenizer.bos, *tokenizer.encode(text)[: row_length - 2], tokenizer.eos] for text in texts]
     width = max(map(len, rows))
     tokens = torch.tensor([row + [tokenizer.pad] * (width - len(row)) for row in rows], device=device)

@@ -15,7 +15,6 @@ from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models import LanguageModel, ModelOutput
 from manyformer.scores import ScoreKind, bits_per_byte, bits_per_character, bits_per_dimension
-from manyformer.tasks.likelihood import likelihood, row_accuracy, token_scores
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,
@@ -24,7 +23,7 @@ from manyformer.tasks.requests import (
     ImageTokenizer,
     TextPass,
 )
-from manyformer.tasks.task import Inputs, Task, text_pass, token_row
+from manyformer.tasks.task import Inputs, Task, likelihood, row_accuracy, text_pass, token_row, token_scores
 from manyformer.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
 
 WORK_SCORES = {"steps": ScoreKind(lower_is_better=True), "span": ScoreKind("tokens", lower_is_better=True, digits=1)}
@@ -66,6 +65,7 @@ class CausalTask(Task[LanguageModel]):
         """Rows that repeat four random symbols; those of the first period cannot be predicted."""
         tokens = draw.repeated()
         targets = tokens.roll(-1, dims=1)
+        # the first period cannot be known, and nothing follows the last token
         targets[:, : PERIOD - 1] = IGNORE_INDEX
         targets[:, -1] = IGNORE_INDEX
         return Toy(CausalLMBatch(tokens, targets), math.log(SYMBOLS))
@@ -104,6 +104,7 @@ class LanguageModelling(CausalTask):
             bits_per_byte(sums.nats, units.bytes),
             accuracy,
         ]
+        # a row of a rule is a question of its own; one of a text ends anywhere
         if getattr(request.section, "kind", "") == "synthetic" and not request.batches.rows_continue:
             scores.append(row_accuracy(request))
         reading, cut = describe_reading(request)
@@ -126,6 +127,7 @@ class LanguageModelling(CausalTask):
 def describe_reading(request: EvaluationRequest[LanguageModel]) -> tuple[Mapping[str, int], str]:
     """The numbers of how the text was cut, for signatures, and a description."""
     assert request.batches is not None
+    # the context of a token decides its loss, so signatures differ where texts are cut differently
     if request.windows is not None:
         context, stride = request.windows
         cut = f"in windows of {context}, {stride} apart: each is predicted from {context - stride + 1} tokens at least"

@@ -17,9 +17,8 @@ from manyformer.models.generative_model import NextTokenFn
 from manyformer.models.policy_model import PolicyActor
 from manyformer.scores import ScoreKind, mean_length, mean_return, success_rate
 from manyformer.spaces import PixelSpace
-from manyformer.tasks.likelihood import ScoreSums
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs, ScoreSums, Task
 from manyformer.tasks.toy import STAND_IN_IDS, Toy, ToyDraw, stand_in_vectors
 
 GUESSED_SIGN_LOSS = 0.5 * math.log(2 * math.pi) + 0.5
@@ -123,6 +122,7 @@ class _ActorSteps:
         self._last_state: State = None
 
     def __call__(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        # another state means other rows, or a position that was gone back to
         if self._actor is None or state is not self._last_state:
             self._actor = self._model.begin_acting(state)
         observations, _, _, *previous_inputs = self._task.arguments(self._model, Inputs(tokens))

@@ -132,8 +132,8 @@ class EvaluationSettings:
     """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's.
 
     `lengths` are the ascending limits of ranges of source words, for each of which BLEU is computed too.
-    `wanted` are the returns that a model of trajectories is asked for, and `environment` where; without them those of
-    the run."""
+    `wanted` are the target returns of a model of trajectories, and `environment` is where it plays for them; without
+    them those of the run are taken."""
 
     beam: int = 4
     length_penalty: float = 0.6

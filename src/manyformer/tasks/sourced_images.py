@@ -12,9 +12,8 @@ from manyformer.batches import Batch, Seq2SeqBatch
 from manyformer.models import EncoderDecoder
 from manyformer.models.embedding import FixedLengthSource
 from manyformer.scores import ScoreKind, bits_per_dimension
-from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, TaskTokenizers, TextPass
-from manyformer.tasks.task import Inputs
+from manyformer.tasks.task import Inputs, likelihood, token_scores
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
 from manyformer.tasks.translation import EncoderDecoderTask, repeated_source
 

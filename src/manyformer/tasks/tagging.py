@@ -14,8 +14,8 @@ from manyformer.dropout import Dropout
 from manyformer.models import ClassHead, EncoderModel, Tagger
 from manyformer.scores import ScoreKind
 from manyformer.structures import NO_NODE, ROOT, preorder_columns
-from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_task import BatchLabelTask, label_names
+from manyformer.tasks.masked_language_modelling import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.requests import TaskTokenizers, TextPass
 from manyformer.tasks.task import Inputs
 from manyformer.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
@@ -65,15 +65,16 @@ class Tagging(BatchLabelTask[Tagger], EncoderTask[Tagger]):
             segments = torch.zeros_like(moved.tokens)
         else:
             segments = moved.segments
+        # a row may hold several sentences, of which the first is shown
         length = int((segments[0] == segments[0, 0]).sum())
         tokens = moved.tokens[:1, :length]
         trees = None
         if moved.trees is not None:
             trees = moved.trees[:1, :length]
-        words: Any = tokenizers.source
+        tokenizer: Any = tokenizers.source
         names = label_names(tokenizers)
         labels = [
-            f"{words.token(token)} {names[target]}" if target != IGNORE_INDEX else str(words.token(token))
+            f"{tokenizer.token(token)} {names[target]}" if target != IGNORE_INDEX else str(tokenizer.token(token))
             for token, target in zip(tokens[0].tolist(), moved.targets[0, :length].tolist())
         ]
         return TextPass(lambda watch: model(tokens, None, trees, watch=watch), tuple(labels), length)
@@ -85,6 +86,7 @@ def trees_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | N
 
     The first of several tokens is in no tree, as a start token is. Tokens without storage (of the meta device) get
     chains, in which the parent of each token is the previous one."""
+    # models are built on the meta device to be measured, where there are no ids to derive a tree from
     if tokens.is_meta:
         return _chains(tokens)
     columns = torch.full((*tokens.shape, 3), NO_NODE)
@@ -99,9 +101,11 @@ def trees_of_tokens(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | N
 
 def _heads(ids: list[int]) -> list[int]:
     """The head of each token is a token before it in an order of the tokens that depends on their ids."""
+    # any rule would do that makes trees of different depths, depends on the ids alone and has no cycle
     order = sorted(range(1, len(ids) + 1), key=lambda node: (ids[node - 1] * node % 7, node))
     heads = [ROOT] * len(ids)
     for rank, node in enumerate(order[1:], 1):
+        # a head that comes earlier in the order: cycles are impossible
         heads[node - 1] = order[max(0, rank - 1 - ids[node - 1] % 3)]
     return heads
 

@@ -1,8 +1,12 @@
-"""The protocol of a task: what a model of one class is given, how it is called, and how its outputs are judged."""
+"""The protocol of a task, what models of one class are for, and the likelihood of held-out batches under a model.
+
+A task says what a model is given, how it is called, and how its outputs are judged."""
 
 import math
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Literal, NamedTuple
 
@@ -12,14 +16,14 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from manyformer.batches import Batch, TextUnits
+from manyformer.batches import IGNORE_INDEX, Batch, TextUnits, to_device
 from manyformer.core import State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.keyword_checks import SharedKeywords
-from manyformer.models import GenerativeModel, Model, ModelOutput
+from manyformer.models import BatchScore, GenerativeModel, Model, ModelOutput
 from manyformer.models.generative_model import NextTokenFn
-from manyformer.scores import ScoreKind
-from manyformer.tasks.likelihood import ScoreSums
+from manyformer.models.model import CarriedState
+from manyformer.scores import ScoreKind, ScoreRecord, perplexity, row_exact_match, token_accuracy
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,
@@ -33,6 +37,9 @@ from manyformer.tasks.requests import (
     TextPass,
 )
 from manyformer.tasks.toy import Toy, ToyDraw
+
+LIKELIHOOD_SHARE = 0.1
+"""The share of the progress of an evaluation that the likelihood takes where texts are written afterwards."""
 
 
 class Inputs(NamedTuple):
@@ -57,6 +64,28 @@ class Inputs(NamedTuple):
         return self._replace(tokens=self.tokens[:, start:stop], segments=segments)
 
 
+@dataclass(frozen=True)
+class ScoreSums:
+    """Sums over all targets: nats, the number of targets, and how many were top-1.
+
+    `others` are the sums of `BatchScore.others`, 0 for a name without any.
+    """
+
+    nats: float = 0.0
+    targets: int = 0
+    correct: int = 0
+    others: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+    def plus(self, score: BatchScore) -> "ScoreSums":
+        """The sums with those of another batch."""
+        others = self.others.copy()
+        for name, value in score.others.items():
+            others[name] += float(value)
+        return ScoreSums(
+            self.nats + float(score.nll), self.targets + int(score.targets), self.correct + int(score.correct), others
+        )
+
+
 class Task(ABC, Generic[M]):
     """What all models of one class are for; an instance has no state.
 
@@ -64,7 +93,7 @@ class Task(ABC, Generic[M]):
     `reasons` are promises or contracts that no model of the task makes, and why; recipes inherit them. `score_kinds`
     are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
-    `per_token`, else (b, v). Models that are asked for a return in an environment have `plays_for_returns`. `generates`
+    `per_token`, else (b, v). Models that play for a target return have `plays_for_returns`. `generates`
     is what the models generate, if anything ("answer" is a text for a text, "text" one for anything else), and
     `command` uses a trained one, with an `argument` such as FILE. Every recipe of the task has `recipe_keywords`
     besides its own.
@@ -136,6 +165,7 @@ class Task(ABC, Generic[M]):
 
     def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
         """The scores of validation data during training; `units` are those of all held-out data."""
+        # held-out data may be so little that nothing of it is a target
         loss = sums.nats / max(1, sums.targets)
         scores = {
             "loss": loss,
@@ -143,6 +173,7 @@ class Task(ABC, Generic[M]):
             # exp overflows a float beyond this
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
         }
+        # per byte of text, which compares models of different tokenizers
         if units is not None:
             scores["bits_per_byte"] = loss / math.log(2) / (units.bytes / units.targets)
         return scores
@@ -184,6 +215,40 @@ class Task(ABC, Generic[M]):
     def data_kinds(self) -> tuple[str, ...]:
         """The kinds of data that a recipe of this task learns from, the default first."""
         return tuple(self.data_forms)
+
+
+def likelihood(request: EvaluationRequest[Any], *, final_progress: float = 1.0) -> ScoreSums:
+    """The sums over all batches, with a carried state where the model has one and the rows continue."""
+    assert request.batches is not None
+    sums = ScoreSums()
+    carried = CarriedState(request.model, rows_continue=request.batches.rows_continue)
+    for number, batch in enumerate(request.batches, 1):
+        # sums, not means of batches, which differ in their number of targets
+        sums = sums.plus(carried.score(batch))
+        request.on_progress(final_progress * number / len(request.batches))
+    return sums
+
+
+def token_scores(sums: ScoreSums) -> list[ScoreRecord]:
+    """Perplexity and accuracy of the targets."""
+    return [perplexity(sums.nats, sums.targets), token_accuracy(sums.correct, sums.targets)]
+
+
+def row_accuracy(request: EvaluationRequest[Any]) -> ScoreRecord:
+    """The percentage of rows all of whose targets are predicted, among the rows with a target."""
+    assert request.batches is not None
+    model = request.model
+    matches = 0
+    rows = 0
+    for batch in request.batches:
+        tokens, targets, segments, *_ = to_device(batch, model.device)
+        predicted = model(tokens, segments).logits.argmax(-1)
+        # a target that is not scored cannot be wrong
+        is_scored = targets != IGNORE_INDEX
+        has_target = is_scored.any(1)
+        matches += int((((predicted == targets) | ~is_scored).all(1) & has_target).sum())
+        rows += int(has_target.sum())
+    return row_exact_match(matches, rows)
 
 
 def text_pass(task: Task[M], model: M, ids: Sequence[int], text: EncodedText) -> TextPass:

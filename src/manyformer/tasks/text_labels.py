@@ -14,8 +14,8 @@ from manyformer.dropout import Dropout
 from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models import ClassHead, EncoderModel, TextClassifier
 from manyformer.models.encoder_model import first_token
-from manyformer.tasks.encoder_task import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.label_task import LabelTask, encode_rows, label_names, ranked_rows
+from manyformer.tasks.masked_language_modelling import EncoderHeadSettings, EncoderTask
 from manyformer.tasks.requests import (
     EncodedText,
     EvaluationRequest,
@@ -78,6 +78,7 @@ class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
         return Toy(self.batch(model, Inputs(tokens), labels), math.log(2))
 
     def model_reasons(self, model: TextClassifier) -> Mapping[str, str]:
+        # a global token has projections of its own, by which alone the label is read
         if model.pool is not first_token or not any(isinstance(part, GlobalLocalAttention) for part in model.modules()):
             return super().model_reasons(model)
         return {
@@ -98,6 +99,7 @@ class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
         model = request.model
         examples = request.examples
         names = label_names(request.tokenizers)
+        # rows of similar length need little padding
         order = sorted(range(len(examples)), key=lambda index: len(examples[index].source))
         predicted = [""] * len(examples)
         for start in range(0, len(order), ROWS_PER_BATCH):
@@ -106,6 +108,7 @@ class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
             arguments = self.encode(model, items, request.tokenizers.source, request.row_length)
             labels = model(*arguments).logits.argmax(-1)
             for index, label in zip(indices, labels.tolist()):
+                # back in the order of the examples
                 predicted[index] = names[label]
             request.on_progress((start + len(indices)) / len(order))
         return self.label_result(predicted, [example.target for example in examples])
@@ -114,6 +117,7 @@ class TextLabelTask(LabelTask[TextClassifier], EncoderTask[TextClassifier]):
         """The most likely labels of each item."""
         model = request.model
         items = iter(self.items_of(request))
+        # batches of a stream: labels of a pipe come out while it is read
         while chunk := list(islice(items, ROWS_PER_BATCH)):
             arguments = self.encode(model, chunk, request.tokenizers.source, request.row_length)
             yield from ranked_rows(request, model(*arguments).logits)

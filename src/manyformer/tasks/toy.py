@@ -70,6 +70,7 @@ def stand_in_vectors(draw: Callable[..., Tensor], size: int, device: torch.devic
     """A vector for each token id, drawn by `draw(ids, size)`, the same in every process.
 
     An embedding, so that contracts can differentiate by its output."""
+    # of its own: it neither depends on the state of other generators nor changes it
     generator = torch.Generator().manual_seed(STAND_IN_IDS)
     with torch.inference_mode(False):  # noqa: FBT003 - torch.compile takes no keyword
         table = draw(STAND_IN_IDS, size, generator=generator, device="cpu")

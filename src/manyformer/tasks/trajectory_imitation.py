@@ -21,9 +21,8 @@ from manyformer.models.decision_transformer import Trajectory
 from manyformer.models.embedding import check_token_range, check_token_rows, positions_of
 from manyformer.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.spaces import DiscreteActions, VectorSpace
-from manyformer.tasks.likelihood import ScoreSums, likelihood
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult, TaskTokenizers, TextPass
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs, ScoreSums, Task, likelihood
 from manyformer.tasks.toy import ROWS, Toy, ToyDraw
 
 STEP_IDS = 29
@@ -32,8 +31,8 @@ EVALUATION_SEED = 20210603
 """Decides the episodes that models are scored on: they are the same ones for all models."""
 MAX_STEPS = 20_000
 """The number of steps after which an episode that goes on is refused."""
-WantedReturn = float | NDArray[np.float64]
-"""The return that is wanted of all episodes, or of each."""
+TargetReturn = float | NDArray[np.float64]
+"""The return that the model shall reach, in all episodes or in each."""
 
 
 class PlayedSection(Protocol):
@@ -106,6 +105,7 @@ class TrajectoryImitation(Task[DecisionTransformer]):
         length = int((moved.segments[0] == moved.segments[0, 0]).sum())
         steps = [part[:1, :length] for part in (moved.returns, moved.observations, moved.actions)]
         timesteps = moved.timesteps[:1, :length]
+        # behavior cloning has no returns, and so two tokens a step
         kinds = ("return", "observation", "action")[-model.embed.tokens_per_step :]
         labels = tuple(f"{kind} {time}" for time in timesteps[0].tolist() for kind in kinds)
         return TextPass(lambda watch: model(*steps, timesteps=timesteps, watch=watch), labels, len(labels))
@@ -146,9 +146,9 @@ class TrajectoryImitation(Task[DecisionTransformer]):
         section = cast(PlayedSection, request.section)
         settings = request.settings
         environment = settings.environment or section.environment
-        wanted = settings.wanted or section.wanted
-        if environment is not None and wanted is not None:
-            scores += _achieved_scores(model, section, environment, wanted)
+        target_returns = settings.wanted or section.wanted
+        if environment is not None and target_returns is not None:
+            scores += _achieved_scores(model, section, environment, target_returns)
             description += f"; {section.episodes:,} episodes of {environment}"
         elif settings.wanted or settings.environment:
             missing = "--wanted: which returns"
@@ -159,37 +159,38 @@ class TrajectoryImitation(Task[DecisionTransformer]):
 
 
 def _achieved_scores(
-    model: DecisionTransformer, section: PlayedSection, environment: str, wanted: float | tuple[float, ...]
+    model: DecisionTransformer, section: PlayedSection, environment: str, target_returns: float | tuple[float, ...]
 ) -> list[ScoreRecord]:
-    """The mean achieved return for each return that is wanted, with a confidence interval over episodes."""
+    """The mean achieved return for each target return, with a confidence interval over episodes."""
 
     def score(target: float) -> ScoreRecord:
         delayed = section.reward == "last-step"
         return mean_return(achieved_returns(model, environment, target, section.episodes, delayed=delayed))
 
-    if not isinstance(wanted, tuple):
-        return [score(wanted)]
-    return [replace(score(target), name=f"return for {target:g}") for target in wanted]
+    if not isinstance(target_returns, tuple):
+        return [score(target_returns)]
+    return [replace(score(target), name=f"return for {target:g}") for target in target_returns]
 
 
 def achieved_returns(
-    model: DecisionTransformer, name: str, wanted: WantedReturn, episodes: int, *, delayed: bool
+    model: DecisionTransformer, name: str, target_return: TargetReturn, episodes: int, *, delayed: bool
 ) -> NDArray[np.float64]:
-    """The returns of `episodes` episodes in an environment, acting by the likeliest action for the `wanted` return.
+    """The returns of `episodes` episodes in an environment, acting by the likeliest action for a target return.
 
-    Chen et al. 2021, algorithm 1: the return that is still to follow is the wanted one less the rewards so far; with
+    Chen et al. 2021, algorithm 1: the return to go is the target less the rewards so far; with
     `delayed` rewards, which come at the end, it stays as it is. Raises UserError for an environment whose observations
     or actions are not those of the model."""
+    # all episodes are played at once, one to a row, so that the model acts for all in one step
     environment = make_environment(name, episodes)
     try:
         _check_spaces(model, environment)
-        return _play(model, environment, wanted, delayed=delayed)
+        return _play(model, environment, target_return, delayed=delayed)
     finally:
         environment.close()
 
 
 def _play(
-    model: DecisionTransformer, environment: VectorEnvironment, wanted: WantedReturn, *, delayed: bool
+    model: DecisionTransformer, environment: VectorEnvironment, target_return: TargetReturn, *, delayed: bool
 ) -> NDArray[np.float64]:
     rows = environment.rows
     device = model.device
@@ -199,14 +200,15 @@ def _play(
     running = np.ones(rows, bool)
     previous = None
     for _ in range(MAX_STEPS):
-        remaining = wanted - (0.0 if delayed else totals)
-        returns = torch.as_tensor(np.broadcast_to(remaining, rows).copy(), dtype=torch.float32, device=device)
+        returns_to_go = target_return - (0.0 if delayed else totals)
+        returns = torch.as_tensor(np.broadcast_to(returns_to_go, rows).copy(), dtype=torch.float32, device=device)
         logits = decoder.step(returns, torch.as_tensor(observations, dtype=torch.float32, device=device), previous)
         if model.has_bounded_actions:
             previous = logits
         else:
             previous = logits.argmax(-1)
         step = environment.step(previous.cpu().numpy())
+        # rows go on after their episode has ended, and no longer count
         totals += step.rewards * running
         running = running & ~step.done
         observations = step.observations
@@ -259,6 +261,7 @@ def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> 
 def _step_table(width: int, device: torch.device) -> nn.Embedding:
     """Different numbers from -1 to 1 for every token id."""
     ids = torch.arange(STEP_IDS, device=device, dtype=torch.float32)[:, None]
+    # incommensurable, so that no two ids have equal vectors
     frequencies = 1 + torch.arange(width, device=device, dtype=torch.float32).sqrt()
     return nn.Embedding(STEP_IDS, width, _weight=(ids * frequencies + 1).sin())
 

@@ -14,17 +14,13 @@ from manyformer.models import EncoderDecoder, ModelOutput, SpeechRecognizer
 from manyformer.models.audio_encoders import label_targets
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.scores import ScoreKind, ScoreRecord, character_error_rate, word_error_rate
-from manyformer.tasks.likelihood import ScoreSums, likelihood, token_scores
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Inputs, Task
+from manyformer.tasks.task import Inputs, ScoreSums, Task, likelihood, token_scores
 from manyformer.tasks.toy import PERIOD, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
 from manyformer.tasks.translation import EncoderDecoderTask
 
 START = 1
 END = 2
-
-LIKELIHOOD_SHARE = 0.1
-"""The share of the progress of an evaluation that the likelihood takes; the rest is writing."""
 
 TOKENS_PER_LABEL = 3
 """The number of tokens of each label of drawn recordings: enough for a blank between equal labels."""
@@ -67,6 +63,7 @@ class Transcription(Task[SpeechRecognizer]):
 
     def arguments(self, model: SpeechRecognizer, inputs: Inputs) -> tuple[Any, ...]:
         segments = inputs.segments
+        # the embedding joins so many frames to one token
         frames = 2**model.embed.halvings
         features = token_features(model.embed, inputs.tokens)
         return features, None if segments is None else segments.repeat_interleave(frames, 1)
@@ -83,6 +80,7 @@ class Transcription(Task[SpeechRecognizer]):
     def batch(self, model: SpeechRecognizer, inputs: Inputs, targets: Tensor) -> TranscriptionBatch:
         """The labels are the targets of every third token, of those that are not padding."""
         features, segments = self.arguments(model, inputs)
+        # class 0 is the blank of CTC, which is no label
         labels = targets[:, ::TOKENS_PER_LABEL] % (model.head.classes - 1) + 1
         if inputs.segments is None:
             is_token = torch.ones_like(targets)
@@ -96,10 +94,12 @@ class Transcription(Task[SpeechRecognizer]):
 
     def toy(self, model: SpeechRecognizer, draw: ToyDraw) -> Toy:
         """Four sounds, several times; the text has them in reverse order."""
+        # more frames than labels, as CTC needs them
         tokens = draw.period.repeat(1, TOKENS_PER_LABEL)
         labels = draw.period.flip(1)
         counts = torch.full_like(labels[:, 0], PERIOD)
         batch = TranscriptionBatch(token_features(model.embed, tokens), *_target_sides(labels, counts))
+        # the end of the text is a target, too, and needs no guess
         return Toy(batch, math.log(SYMBOLS) * PERIOD / (PERIOD + 1))
 
     def validation(self, sums: ScoreSums, units: TextUnits | None) -> dict[str, float]:
@@ -177,6 +177,7 @@ def _error_rates(
     for number, batch in enumerate(request.batches, 1):
         moved: Any = to_device(batch, request.model.device)
         texts += write(moved)
+        # references as they are learned, in the tokens of the model
         labels, counts, _ = label_targets(moved)
         references += [tokenizer.decode(row[:count]) for row, count in zip(labels.tolist(), counts.tolist())]
         request.on_progress(first_progress + (1 - first_progress) * number / len(request.batches))
@@ -194,6 +195,7 @@ def _target_sides(
 ) -> tuple[Int[Tensor, "b t"], Int[Tensor, "b t"]]:
     """`target` and `targets` of a `TranscriptionBatch` for the first `counts` labels of each row."""
     start = torch.full_like(counts, START)[:, None]
+    # one column more than labels, for the end token
     columns = torch.arange(labels.shape[1] + 1, device=labels.device)
     shifted = torch.cat([labels, start], 1)
     ended = torch.where(columns == counts[:, None], END, IGNORE_INDEX)

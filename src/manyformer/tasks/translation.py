@@ -13,13 +13,9 @@ from manyformer.core import PADDING_SEGMENT, State, WatchFn, no_watch
 from manyformer.errors import UserError
 from manyformer.models import EncoderDecoder, ModelOutput
 from manyformer.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
-from manyformer.tasks.likelihood import likelihood, token_scores
 from manyformer.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
-from manyformer.tasks.task import Inputs, Task, token_row
+from manyformer.tasks.task import LIKELIHOOD_SHARE, Inputs, Task, likelihood, token_row, token_scores
 from manyformer.tasks.toy import SYMBOLS, Toy, ToyDraw
-
-LIKELIHOOD_SHARE = 0.1
-"""The share of the progress of an evaluation that the likelihood takes; the rest is translation."""
 
 
 class EncoderDecoderTask(Task[EncoderDecoder]):
@@ -44,6 +40,7 @@ class EncoderDecoderTask(Task[EncoderDecoder]):
     ) -> ModelOutput:
         if state is None:
             return super().call(model, inputs, watch=watch)
+        # the source was encoded by `init_state`
         memory, decoder_state = state
         output = model.decode(inputs.tokens, memory, inputs.segments, decoder_state, watch=watch)
         return output._replace(state=(memory, output.state))
@@ -97,9 +94,11 @@ def repeated_source(inputs: Inputs, length: int) -> tuple[Tensor, Tensor | None]
         return columns.expand(len(source), -1), None
     if segments is None:
         return source[:, columns % source.shape[1]], None
+    # tokens first, padding behind them, each in their order
     order = (segments == PADDING_SEGMENT).long().argsort(dim=1, stable=True)
     counts = (segments != PADDING_SEGMENT).sum(1, keepdim=True).clamp(min=1)
     ids = source.gather(1, order).gather(1, columns % counts)
+    # padding has the lowest id, so the maximum is the segment of the tokens
     return ids, segments.amax(1, keepdim=True).expand(-1, length)
 
 

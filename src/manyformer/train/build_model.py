@@ -19,7 +19,7 @@ from manyformer.recipes.registry import build_on_meta
 from manyformer.surgery.lora import attach_lora, is_head
 from manyformer.system.device_memory import check_model_fits
 from manyformer.system.devices import KINDS, available_devices, device_kind
-from manyformer.tasks.encoder_task import HEAD
+from manyformer.tasks.masked_language_modelling import HEAD
 from manyformer.torch_internals import compile_backward_as_eager
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.layers import checkpoint_activations, layer_depths

@@ -21,7 +21,7 @@ from manyformer.surgery.lora import is_head
 from manyformer.surgery.recipe_conversions import CONVERSIONS
 from manyformer.surgery.weight_transfer import adapt_tensors, build_saved_structure, describe_changes
 from manyformer.system.temporary_folders import temporary_folder
-from manyformer.tasks.encoder_task import CLASSES, HEAD, EncoderTask, head_named_in
+from manyformer.tasks.masked_language_modelling import CLASSES, HEAD, EncoderTask, head_named_in
 from manyformer.train.run_folder import model_folder
 from manyformer.training_hooks import OptionalOnLoad, RequiresPretrained, WrapsLoadedModule
 from manyformer.type_aliases import LogFn

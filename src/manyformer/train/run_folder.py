@@ -40,7 +40,7 @@ from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, 
 from manyformer.recipes import get_recipe, modules_to_import, recipe_names
 from manyformer.recipes.registry import recipe_of_spec
 from manyformer.system.devices import gpu_name
-from manyformer.tasks.encoder_task import CLASSES, HEAD
+from manyformer.tasks.masked_language_modelling import CLASSES, HEAD
 from manyformer.train.train_state import TrainState, make_schedule, run_progress
 from manyformer.version import VERSION
 

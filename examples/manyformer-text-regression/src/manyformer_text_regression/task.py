@@ -11,10 +11,9 @@ from manyformer.batches import TextUnits, to_device
 from manyformer.models import ClassHead, EncoderModel
 from manyformer.scores import ScoreKind, ScoreRecord
 from manyformer.tasks import register
-from manyformer.tasks.encoder_task import BIDIRECTIONAL, EncoderTask
-from manyformer.tasks.likelihood import ScoreSums
+from manyformer.tasks.masked_language_modelling import BIDIRECTIONAL, EncoderTask
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Inputs
+from manyformer.tasks.task import Inputs, ScoreSums
 from manyformer.tasks.toy import Toy, ToyDraw
 from manyformer_text_regression.model import RegressionBatch, TextRegressor, squared_errors
 

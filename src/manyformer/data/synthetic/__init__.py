@@ -1,6 +1,6 @@
 """Rules that generate sequences of tasks with known answers; importing a file registers its rules.
 
-Their settings stand in `config/data_sections` in files of the same names: run files are read without NumPy."""
+Their settings stand in `config/data_sections`: run files are read without NumPy."""
 
 import importlib
 import pkgutil

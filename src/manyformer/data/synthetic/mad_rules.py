@@ -32,21 +32,25 @@ class InContextRecallRule(SyntheticRule[RecallSection]):
         values = random.integers(keys, self.symbols - self.data.noise_symbols, size=(count, keys))
         key = random.integers(keys, size=(count, pairs))
         noise = random.random((count, pairs)) < self.noise_share
+        # one pair at least before the last is no noise, so that its key can be asked for
         noise[np.arange(count), random.integers(pairs - 1, size=count)] = False
         noise[:, -1] = False
-        seen = np.zeros((count, keys), bool)
-        before = np.empty((count, pairs), bool)
+        presented = np.zeros((count, keys), bool)
+        came_before = np.empty((count, pairs), bool)
+        # column by column, since whether a key came before depends on all pairs before it
         for column in range(pairs):
+            # the last key is drawn among those that came before
             if column == pairs - 1:
-                key[:, -1] = np.where(seen, random.random((count, keys)), -1).argmax(axis=1)
-            before[:, column] = np.take_along_axis(seen, key[:, [column]], axis=1)[:, 0]
-            np.put_along_axis(seen, key[:, [column]], before[:, [column]] | ~noise[:, [column]], axis=1)
+                key[:, -1] = np.where(presented, random.random((count, keys)), -1).argmax(axis=1)
+            came_before[:, column] = np.take_along_axis(presented, key[:, [column]], axis=1)[:, 0]
+            is_presented = came_before[:, [column]] | ~noise[:, [column]]
+            np.put_along_axis(presented, key[:, [column]], is_presented, axis=1)
         value = np.take_along_axis(values, key, axis=1)
         first_noise = self.symbols - self.data.noise_symbols
         symbols = np.stack([key, value], axis=2)
         if self.data.noise_symbols:
             symbols[noise] = random.integers(first_noise, self.symbols, size=(count, pairs, 2))[noise]
-        targets = np.stack([np.where(before & ~noise, value, NOT_SCORED), np.full_like(key, NOT_SCORED)], axis=2)
+        targets = np.stack([np.where(came_before & ~noise, value, NOT_SCORED), np.full_like(key, NOT_SCORED)], axis=2)
         return SyntheticRows(symbols.reshape(count, -1), targets.reshape(count, -1))
 
     def describe(self) -> str:

@@ -31,6 +31,7 @@ class MQARRule(SyntheticRule[MQARData]):
         targets = np.full_like(symbols, NOT_SCORED)
         counts = self.data.pair_counts
         pairs_of_row = random.choice(counts, size=count)
+        # rows with equally many pairs are filled together
         for pairs in counts:
             rows = np.flatnonzero(pairs_of_row == pairs)
             symbols[rows], targets[rows] = self._fill(random, symbols[rows], targets[rows], pairs)
@@ -41,6 +42,7 @@ class MQARRule(SyntheticRule[MQARData]):
     ) -> tuple[IntArray, IntArray]:
         rows = len(symbols)
         half = self.symbols // 2
+        # symbol 0 is no key, as in the authors' code
         keys = 1 + distinct_draws(random, half - 1, (rows, pairs))
         values = half + distinct_draws(random, self.symbols - half, (rows, pairs))
         symbols[:, 0 : 2 * pairs : 2] = keys
@@ -90,11 +92,12 @@ class NeedleRule(SyntheticRule[NeedleData]):
         places = self.length - 1 - needles
         shape = (count, 1)
         if depth is None:
-            asked = random.integers(places, size=shape)
+            target_place = random.integers(places, size=shape)
         else:
-            asked = np.full(shape, round_share(depth, places - 1))
-        others = distinct_draws(random, places - 1, (count, needles - 1))
-        order = np.concatenate([asked, others + (others >= asked)], axis=1)
+            target_place = np.full(shape, round_share(depth, places - 1))
+        distractors = distinct_draws(random, places - 1, (count, needles - 1))
+        # skipping the place that is taken
+        order = np.concatenate([target_place, distractors + (distractors >= target_place)], axis=1)
         columns: IntArray = order + (order[:, :, None] > order[:, None, :]).sum(axis=2)
         return columns
 
@@ -126,6 +129,7 @@ class CopyRule(SyntheticRule[CopyData]):
         length = random.integers(shortest, longest + 1, size=(count, 1))
         strings = random.integers(data.symbols, size=(count, longest))
         row, column = np.nonzero(np.arange(longest) < length)
+        # of all rows one behind the other, since rows differ in length
         answers = self._answers(strings, length)[row, column]
         start = length[row, 0]
         symbols = np.full((count, self.length), PADDING_SYMBOL)

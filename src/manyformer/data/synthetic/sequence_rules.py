@@ -1,12 +1,22 @@
-"""Rules whose sequences are chains, cycles, copies, pointers and sums."""
+"""Rules whose sequences are chains, cycles, copies, pointers, sums, and products of the elements of a group."""
 
+from itertools import permutations
 from typing import final
 
 import numpy as np
 
-from manyformer.config.data_sections import AdditionData, DuplicateData, HopsData, MarkedData, MarkovData, PeriodicData
-from manyformer.data.synthetic.synthetic_rule import SyntheticRows, SyntheticRule, register_rule
+from manyformer.config.data_sections import (
+    AdditionData,
+    DuplicateData,
+    HopsData,
+    MarkedData,
+    MarkovData,
+    PeriodicData,
+    StateTrackingData,
+)
+from manyformer.data.synthetic.synthetic_rule import NOT_SCORED, SyntheticRows, SyntheticRule, register_rule
 from manyformer.errors import UserError
+from manyformer.type_aliases import IntArray
 
 
 @register_rule(MarkovData)
@@ -36,6 +46,7 @@ class MarkovRule(SyntheticRule[MarkovData]):
         return float(-(probabilities * np.log(probabilities)).sum())
 
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
+        # one more symbol than the row has: the target of the last one
         sequences = np.empty((count, self.length + 1), np.int64)
         sequences[:, :2] = random.integers(self.symbols, size=(count, 2))[:, : self.length + 1]
         chosen = random.choice(len(self.PROBABILITIES), size=(count, self.length + 1), p=self.PROBABILITIES)
@@ -93,6 +104,7 @@ class MarkedRule(SyntheticRule[MarkedData]):
         rows = np.arange(count)
         column = random.integers(self.REGION_LENGTH, size=count)
         answers = symbols[rows, column]
+        # the same value with a mark
         symbols[rows, column] += self._values
         symbols[:, -self.REGION_LENGTH :] = 2 * self._values
         targets = np.full_like(symbols, -1)
@@ -115,6 +127,7 @@ class DuplicateRule(SyntheticRule[DuplicateData]):
     def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
         half = self.length // 2
         word = random.integers(1, self.symbols, size=(count, half))
+        # the separator, which is no symbol of words
         word[:, 0] = 0
         symbols = np.concatenate([word, word], axis=1)
         targets = np.full_like(symbols, -1)
@@ -155,6 +168,7 @@ class HopsRule(SyntheticRule[HopsData]):
             hops = np.full(shape, self._num_hops)
         questions = nodes**2 + (hops - 1) * nodes + node
         answers = node
+        # all queries hop together; those that have arrived stay
         for hop in range(self._max_hops):
             answers = np.where(hop < hops, np.take_along_axis(pointers, answers, axis=1), answers)
         return SyntheticRows(
@@ -195,6 +209,7 @@ class AdditionRule(SyntheticRule[AdditionData]):
         bits_b = (bits_a ^ different) * inside
         total = np.empty_like(bits_a)
         carry = np.zeros(count, np.int64)
+        # bit by bit: the carry of each column depends on the one before
         for index in column:
             bit_sum = bits_a[:, index] + bits_b[:, index] + carry
             total[:, index] = bit_sum % 2
@@ -203,3 +218,56 @@ class AdditionRule(SyntheticRule[AdditionData]):
 
     def describe(self) -> str:
         return f"two numbers of {self._digits} bits and the bits of their sum; all are predictable"
+
+
+@register_rule(StateTrackingData)
+@final
+class StateTrackingRule(SyntheticRule[StateTrackingData]):
+    """Uniformly drawn elements of a group; targets are the products of all so far (Merrill et al. 2024, section 5).
+
+    Linear recurrences whose eigenvalues are positive cannot compute parity at every length (Grazzi et al. 2025, theorem
+    1). The word problems of A5 and S5 are complete for NC1, unlike those of S3 and of counting."""
+
+    def __init__(self, data: StateTrackingData) -> None:
+        super().__init__(data)
+        items = {"S3": 3, "A5": 5, "S5": 5}.get(data.group)
+        if items is None:
+            self.table = cyclic_table(self.symbols)
+        else:
+            self.table = permutation_table(items, even_only=data.group == "A5")
+
+    def rows(self, random: np.random.Generator, count: int) -> SyntheticRows:
+        elements = random.integers(self.symbols, size=(count, self.length))
+        products = elements.copy()
+        # one column after another, since the group need not be commutative
+        for column in range(1, self.length):
+            products[:, column] = self.table[products[:, column - 1], elements[:, column]]
+        if self.data.scored == "last":
+            products[:, :-1] = NOT_SCORED
+        return SyntheticRows(elements, products)
+
+    def describe(self) -> str:
+        if self.data.group == "modular":
+            group = f"the sum modulo {self.symbols}"
+        else:
+            group = self.data.group
+        return f"{group}: the product of all of {self.symbols} elements so far; all are predictable"
+
+
+def cyclic_table(size: int) -> IntArray:
+    """The sums modulo `size` of all pairs of numbers below it."""
+    return np.add.outer(np.arange(size), np.arange(size)) % size
+
+
+def permutation_table(items: int, *, even_only: bool = False) -> IntArray:
+    """The products of all pairs of permutations, in lexicographic order, of which 0 is the identity.
+
+    The product of p and q takes item i to p[q[i]]."""
+    elements = np.array(list(permutations(range(items))))
+    if even_only:
+        inversions = np.triu(elements[:, :, None] > elements[:, None, :], 1).sum(axis=(1, 2))
+        elements = elements[inversions % 2 == 0]
+    weights = items ** np.arange(items - 1, -1, -1)
+    # composed[p, q, i] = elements[p, elements[q, i]]; the codes ascend, as the order is lexicographic
+    composed = elements[:, elements]
+    return np.searchsorted(elements @ weights, composed @ weights)

@@ -68,6 +68,7 @@ class ListOpsRule(SyntheticRule[ListOpsData]):
         return SyntheticRows(symbols, targets)
 
     def _expression(self, source: Random) -> tuple[list[int], int]:
+        # drawn again until the length fits, as in the authors' generator
         for _ in range(MAX_TRIES):
             tokens = list[int]()
             try:
@@ -89,6 +90,7 @@ class ListOpsRule(SyntheticRule[ListOpsData]):
         count = source.randint(2, self.data.max_args)
         operation = source.randint(MINIMUM, SUM)
         tokens.append(operation)
+        # given up early: each argument has a token at least
         if len(tokens) + count >= self.length:
             raise _TooLong
         arguments = [self._add_argument(source, depth + 1, tokens) for _ in range(count)]
@@ -156,11 +158,13 @@ class RegularLanguageRule(SyntheticRule[RegularLanguageData]):
         remaining = random.integers(1, data.max_string + 1, size=count)
         symbols = np.empty((count, self.length + 1), np.int64)
         forced = np.zeros((count, self.length + 1), bool)
+        # all rows walk through their automata together
         for column in range(self.length + 1):
             ends = remaining == 0
             edge = random.integers(edges[number, state])
             symbols[:, column] = np.where(ends, data.symbols, labels[number, state, edge])
             forced[:, column] = (edges[number, state] == 1) & left[number, state] & ~ends
+            # a transition can be known only if the state was left before in this row
             left[number, state] |= ~ends
             state = np.where(ends, 0, successors[number, state, edge])
             remaining = np.where(ends, random.integers(1, data.max_string + 1, size=count), remaining - 1)
@@ -235,6 +239,7 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
                 second = self._path(source, self.data.dashes, first)
             else:
                 second = []
+            # drawn again: the distance of the disks must not tell the answer
             if second and (choices := _equidistant_pairs(first, second)):
                 break
         dashes = [*first, *second]
@@ -243,8 +248,8 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
                 if path := self._path(source, max(1, self.data.dashes // 3), dashes):
                     dashes += path
                     break
-        joined, apart = source.choice(choices)
-        return self._draw(dashes, joined if answer else apart)
+        same_path, mixed_paths = source.choice(choices)
+        return self._draw(dashes, same_path if answer else mixed_paths)
 
     def _path(self, source: Random, length: int, obstacles: list[_Dash]) -> list[_Dash]:
         """Dashes that keep away from obstacles, from each other and from the border; empty if they find no place."""
@@ -255,13 +260,13 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
         # dashes next to each other are closer than the margin
         occupied = [point for dash in obstacles for point in (dash.start, dash.middle, dash.stop)]
         for _ in range(length):
-            own = [point for dash in path[:-1] for point in (dash.start, dash.middle, dash.stop)]
+            path_points = [point for dash in path[:-1] for point in (dash.start, dash.middle, dash.stop)]
             for _ in range(TRIES_PER_DASH):
                 turned = angle + source.uniform(-BEND, BEND)
                 direction = math.cos(turned), math.sin(turned)
                 stop = point[0] + DASH * direction[0], point[1] + DASH * direction[1]
                 dash = _Dash(point, stop)
-                if self._is_inside(stop) and _is_clear(dash, occupied) and _is_clear(dash, own):
+                if self._is_inside(stop) and _is_clear(dash, occupied) and _is_clear(dash, path_points):
                     break
             else:
                 return []
@@ -315,9 +320,9 @@ def _disk_distance(image: IntArray) -> int:
     """The distance of the two squares of 4 x 4 pixels that are brightest and apart, which are the disks."""
     squares = np.lib.stride_tricks.sliding_window_view(image, (4, 4)).sum(axis=(2, 3))
     row, column = np.unravel_index(squares.argmax(), squares.shape)
-    others = squares.copy()
-    others[max(0, row - 3) : row + 4, max(0, column - 3) : column + 4] = -1
-    other_row, other_column = np.unravel_index(others.argmax(), others.shape)
+    remaining = squares.copy()
+    remaining[max(0, row - 3) : row + 4, max(0, column - 3) : column + 4] = -1
+    other_row, other_column = np.unravel_index(remaining.argmax(), remaining.shape)
     return round(math.hypot(row - other_row, column - other_column))
 
 

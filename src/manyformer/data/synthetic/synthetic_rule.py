@@ -58,12 +58,14 @@ class SyntheticRule(ABC, Generic[SectionT]):
 
     def rule_generator(self) -> np.random.Generator:
         """The random generator of what all rows have in common, which `data.seed` decides."""
+        # not from the generator of rows, which differs from batch to batch
         return random_generator(self.data.seed, _RULE_SEED)
 
 
 def distinct_draws(random: np.random.Generator, choices: int, shape: tuple[int, int]) -> IntArray:
     """Numbers below `choices`, (rows, columns) of `shape`: in each row all differ, in random order."""
     rows, draws = shape
+    # the smallest of random keys are a draw without replacement, for all rows at once
     keys = random.random((rows, choices))
     smallest = keys.argpartition(max(0, draws - 1), axis=1)[:, :draws]
     # the columns that partition leaves are in no random order

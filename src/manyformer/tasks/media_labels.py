@@ -1,4 +1,4 @@
-"""The task of assigning one label to each image."""
+"""The tasks of assigning one label to each image, or to each recording."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -10,16 +10,17 @@ from jaxtyping import Int, UInt8
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manyformer.batches import ImageClassificationBatch
+from manyformer.batches import AudioClassificationBatch, ImageClassificationBatch
 from manyformer.errors import UserError
-from manyformer.models import ImageClassifier, PatchEmbedding
+from manyformer.models import AudioClassifier, ImageClassifier, PatchEmbedding
 from manyformer.tasks.label_task import BatchLabelTask
 from manyformer.tasks.requests import ImagePass, ImageTokenizer, TextPass
 from manyformer.tasks.task import Inputs
-from manyformer.tasks.toy import ROWS, Toy, ToyDraw
+from manyformer.tasks.toy import ROWS, STAND_IN_IDS, Toy, ToyDraw, stand_in_vectors
 
 BRIGHTNESS_LEVELS = 256
 """The number of values of a pixel's channel, which is a token of an image."""
+FRAMES_PER_SYMBOL = 4
 
 
 @final
@@ -50,6 +51,7 @@ class ImageClassification(BatchLabelTask[ImageClassifier]):
     def example(self, model: ImageClassifier, tokens: Tensor) -> Inputs:
         """The tokens are repeated or cut to the size of an image."""
         length = self.fixed_length(model)
+        # an image has one size, however many tokens a contract draws
         return Inputs(tokens.repeat(1, -(-length // tokens.shape[1]))[:, :length])
 
     def arguments(self, model: ImageClassifier, inputs: Inputs) -> tuple[Any, ...]:
@@ -94,6 +96,7 @@ def image_tokens(
     pixels = torch.from_numpy(image)[None].to(device)
     size = embed.patch
     patches = [(row, column) for row in range(0, height, size) for column in range(0, width, size)]
+    # a class token stands in front and covers no pixel
     leading = embed.tokens - len(patches)
     labels = ("class token",) * leading + tuple(f"{row // size}, {column // size}" for row, column in patches)
     tokens = TextPass(lambda watch: run(pixels, watch=watch), labels, len(labels))
@@ -104,4 +107,43 @@ def _images(model: ImageClassifier, tokens: Int[Tensor, "b l"]) -> UInt8[Tensor,
     return tokens.view(-1, *model.embed.shape).to(torch.uint8)
 
 
+@final
+class AudioClassification(BatchLabelTask[AudioClassifier]):
+    """Assigns one label to each recording; drawn tokens stand for frames."""
+
+    name = "audio-classification"
+    title = "classification of recordings"
+    model = AudioClassifier
+    data_forms: Mapping[str, str] = {"audio": "labelled"}
+    reasons: Mapping[str, str] = {
+        "causal": "a label may depend on the whole recording",
+        "incremental_decoding": "a later frame may change the label, so nothing can be cached",
+        "cross_attention": "it reads one recording only",
+        "packing": "a row has one label, so it holds one recording",
+        "per_token": "a row has one label, frames have none",
+    }
+    argument = "FILES"
+    nouns = "recordings"
+
+    def token_ids(self, model: AudioClassifier) -> int:
+        return STAND_IN_IDS
+
+    def arguments(self, model: AudioClassifier, inputs: Inputs) -> tuple[Any, ...]:
+        return stand_in_vectors(torch.randn, model.embed.mels, inputs.tokens.device)(inputs.tokens), inputs.segments
+
+    def batch(self, model: AudioClassifier, inputs: Inputs, targets: Tensor) -> AudioClassificationBatch:
+        features, segments = self.arguments(model, inputs)
+        return AudioClassificationBatch(features, targets, segments)
+
+    def toy(self, model: AudioClassifier, draw: ToyDraw) -> Toy:
+        """Eight sounds of four frames each with one 5 and one 6; the label is whether the 5 comes first."""
+        tokens, labels = draw.ordered_marks()
+        inputs = Inputs(tokens.repeat_interleave(FRAMES_PER_SYMBOL, 1))
+        return Toy(self.batch(model, inputs, labels), math.log(2))
+
+    def read(self, model: AudioClassifier, batch: AudioClassificationBatch) -> tuple[Tensor, Tensor]:
+        return model(batch.features, batch.segments).logits, batch.labels
+
+
 IMAGE_CLASSIFICATION = ImageClassification()
+AUDIO_CLASSIFICATION = AudioClassification()
