@@ -7,9 +7,9 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 
@@ -19,7 +19,10 @@ from manyformer.cli.options import complete_runs
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from manyformer.models import Model
 
 
 @command(
@@ -67,9 +70,10 @@ def doctor(
     else:
         findings = verify_folder(Path(folder))
     if recipes:
+        from manyformer.recipes import RECIPES
         from manyformer.system.devices import best_device
 
-        findings += try_recipes(best_device())
+        findings += try_recipes(best_device(), sorted(RECIPES))
     broken = sum(finding.state == "broken" for finding in findings)
     table = PageTable(("subject", "", "result"), findings)
     verdict = "All checks passed."
@@ -83,6 +87,12 @@ NEWEST_TESTED_TORCH = (2, 15)
 """The releases between which the tests have passed: `benchmarks/check_versions.py`."""
 
 CheckStatus = Literal["ok", "absent", "broken"]
+
+TRIED_ROWS = 2
+TRIED_TOKENS = 32
+TRIED_PROMPTS = ([1, 2, 3], [4, 5])
+TRIED_NEW_TOKENS = 3
+"""The sizes of a training step, and what is decoded, when a recipe is tried on a device."""
 
 EXTRAS = (
     ("translate", "sacrebleu", "BLEU, chrF and TER"),
@@ -255,3 +265,55 @@ def _corpus() -> Iterator[DoctorFinding]:
         return
     total = sum(file.stat().st_size for file in source_files)
     yield DoctorFinding("data stdlib", "ok", f"{len(source_files)} files of Python's own library, {total / 1e6:.1f} MB")
+
+
+def try_recipes(device: "torch.device", names: Sequence[str]) -> Iterator[DoctorFinding]:
+    """Try these recipes with tiny sizes; yields a finding for each that does not work, and one for the others."""
+    from manyformer.system.devices import device_kind
+
+    working = 0
+    title = device_kind(device).describe(device)
+    for name in names:
+        finding = try_recipe(name, device)
+        if finding is None:
+            working += 1
+        else:
+            yield finding
+    yield DoctorFinding("recipes", "ok", f"{working} of {len(names)} train and decode on {device.type} ({title})")
+
+
+def try_recipe(name: str, device: "torch.device") -> DoctorFinding | None:
+    """What is wrong with a recipe on a device, in a training step and in decoding; None if it works."""
+    from manyformer.check.tiny_models import build_tiny
+    from manyformer.generate import generate
+    from manyformer.recipes.registry import task_of
+    from manyformer.system.missing_operators import missing_need
+
+    try:
+        model: Any = build_tiny(name, {}, 0).to(device)
+        _train_step(model)
+        if task_of(model).generates in ("continuation", "answer"):
+            # two prompts of different lengths, so that padding is decoded, too
+            generate(model, TRIED_PROMPTS, max_new=TRIED_NEW_TOKENS, stop_ids=())
+    except Exception as error:
+        missing = missing_need(error)
+        if missing is None:
+            return DoctorFinding(name, "broken", f"{type(error).__name__}: {str(error)[:120]}")
+        need, lacking_device = missing
+        return DoctorFinding(name, "absent", f"{lacking_device} has no {need}")
+    return None
+
+
+def _train_step(model: "Model") -> None:
+    import torch
+
+    from manyformer.recipes.registry import task_of
+    from manyformer.train.step_job import StepJob, own_engine
+
+    task = task_of(model)
+    generator = torch.Generator().manual_seed(0)
+    length = task.fixed_length(model) or min(TRIED_TOKENS, model.max_length or TRIED_TOKENS)
+    tokens = torch.randint(task.token_ids(model), (TRIED_ROWS, length), generator=generator)
+    inputs = task.example(model, tokens)
+    targets = task.random_targets(model, inputs, generator)
+    StepJob(own_engine(model, autocast=None), [task.batch(model, inputs, targets)])()

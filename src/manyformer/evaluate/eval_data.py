@@ -103,6 +103,7 @@ def open_run(run: str | Path) -> TrainedRun:
         raise UserError(f"{run} is not the folder of a run: {RUN_FILE} is missing, which describes the data")
     if not (folder / "model").is_dir():
         raise UserError(f"the run {run} has no final model yet: repeat its train command to continue it")
+    # that of the final model, not of the folder: the run may have been continued with other settings since
     settings = VerifiedFolder.open(folder / "model").file(RUN_FILE)
     return TrainedRun(folder, as_run(settings), load_tokenizers(folder / "model"))
 
@@ -118,6 +119,7 @@ def open_run_or_model(folder: str | Path) -> TrainedRun:
     recipe, keywords = read_recipe(path)
     settings = {"recipe": recipe.card.name, "data": _assumed_data(path, recipe, keywords)}
     config = RunConfig.model_validate(settings)
+    # at least one row of the data must fit into a batch
     batch = config.batch.model_copy(update={"tokens": max(config.batch.tokens, config.data.row_length)})
     return TrainedRun(path, config.model_copy(update={"batch": batch}), read_tokenizers(path), holds_data=False)
 
@@ -163,7 +165,7 @@ def held_batch(run: str | Path, *, data: str | None = None) -> tuple[Batch, Task
 def held_images(run: str | Path, count: int, *, data: str | None = None, log: LogFn = no_log) -> ImageArray:
     """The first `count` images (n, h, w, c) of the shuffled test data of the run, or of its validation data.
 
-    `data` are other images, in any format of training data; the log is told what was changed in them. The order is
+    `data` are other images, in any format of training data; `log` receives what was changed in them. The order is
     always the same. Raises UserError.
     """
     trained = open_run_or_model(run)
@@ -171,6 +173,7 @@ def held_images(run: str | Path, count: int, *, data: str | None = None, log: Lo
         raise UserError(f"the run in {run} ({trained.config.recipe}) was not trained on images")
     with trained.open_data(None, data, log=log) as held_out:
         assert held_out.batches is not None
+        # lazily: only as many batches are read as hold the images asked for
         images = (image for batch in held_out.batches for image in _batch_images(batch, trained.tokenizers.source))
         return np.stack(list(islice(images, count)))
 
@@ -206,6 +209,7 @@ def open_policy(run: str | Path, device: str | None) -> TrainedPolicy:
 
     Raises UserError for a run of another task."""
     folder = Path(run).resolve()
+    # of a checkpoint the weights are its own, the settings and the environment those of its run
     is_checkpoint = folder.parent.name == "checkpoints"
     trained = open_run(folder.parent.parent if is_checkpoint else run)
     data = trained.config.data

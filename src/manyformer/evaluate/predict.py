@@ -91,7 +91,7 @@ def caption_images(
     """Yield the captions of the images at `path`, in order, by the final model of the run.
 
     `path` is an image file, a folder, or an archive or IDX file of images; square images are resized to the model's
-    size. `device` None selects a GPU if there is one. The log is told at the end what was changed in images. Raises
+    size. `device` None selects a GPU if there is one. `log` receives at the end what was changed in images. Raises
     UserError for another run and for a bad file.
     """
     trained = open_run(run)

@@ -86,8 +86,10 @@ def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]
         inputs = Inputs(target.clamp(min=0), _segment_ids(target), source.clamp(min=0), _segment_ids(source))
         task.call(model, inputs, watch=depths)
         return [layers[: len(row)] for layers, row in zip(depths.values[0].tolist(), tokens)]
+    # the last token of a row is predicted, never fed
     sequences = pad_left([prompt + row[:-1] for prompt, row in zip(rows, tokens)], device)
     task.call(model, Inputs(sequences.clamp(min=0), _segment_ids(sequences)), watch=depths)
+    # the prompt's tokens exit, too, but only those that predict new ones count
     return [layers[len(layers) - len(row) :] for layers, row in zip(depths.values[0].tolist(), tokens)]
 
 

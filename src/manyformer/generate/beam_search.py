@@ -118,6 +118,7 @@ class BeamSearch:
         if self.batch.forced is not None:
             step = history.shape[1] - self.prompt_length + 1
             log_probs = self.batch.forced(log_probs, step, self.limits.repeat_interleave(width))
+        # over all continuations of all sequences of a prompt at once: an index is parent * vocab + token
         total = (self.live_scores.view(-1, 1) + log_probs).view(-1, width * vocab)
         score, index = total.topk(min(max(2, 1 + len(self.stop_ids)) * width, width * vocab))
         return BeamCandidates(score, index // vocab, index % vocab)
@@ -125,12 +126,14 @@ class BeamSearch:
     def _add_finished(self, candidates: BeamCandidates, is_final: Bool[Tensor, "b k"], length: int) -> None:
         """Merge the sequences that end at this step with the best finished sequences."""
         width = self.settings.width
+        # only the `width` best candidates may finish; those behind them are there to keep the beam full
         newly_finished = is_final[:, :width] & self.is_open[:, None]
         # merging nothing changes nothing, and costs less than a wait for an accelerator
         if self.readback_interval == 1 and not newly_finished.any():
             return
         score = candidates.score[:, :width].masked_fill(~newly_finished, NEGATIVE_INFINITY) / self.penalties[length]
         parent = candidates.parent[:, :width] + self._beam_offsets()
+        # (b, w, n): the parents' tokens before this step, whose own token is in none of the buffers yet
         tokens = self.tokens[parent, self.prompt_length :]
         tokens[:, :, length - 1] = candidates.token[:, :width]
         score, order = torch.cat([self.finished.score, score], 1).topk(width)
@@ -172,6 +175,8 @@ class BeamSearch:
         open_rows = (open_prompts[:, None] * self.settings.width + within_beam).flatten()
         self.batch.feed.select_rows(parent[open_rows])
         self.tokens = self.tokens.index_select(0, open_rows)
-        self.live_scores, self.prompt_indices = self.live_scores[open_prompts], self.prompt_indices[open_prompts]
-        self.limits, self.is_open = self.limits[open_prompts], self.is_open[open_prompts]
+        self.live_scores = self.live_scores[open_prompts]
+        self.prompt_indices = self.prompt_indices[open_prompts]
+        self.limits = self.limits[open_prompts]
+        self.is_open = self.is_open[open_prompts]
         self.finished = FinishedBeams(*(tensor[open_prompts] for tensor in self.finished))

@@ -110,11 +110,15 @@ class CapturedStep:
             for _ in range(WARM_UPS):
                 # caches are written at the place that the state names, which stays as it is
                 check_form(self.state, self._run_step()[1])
+        # what is allocated within the capture lives in the graph's own pool, so that a replay finds it at the same
+        # addresses
         self._graph = engine.graph()
         outer = OuterTensors()
         with engine.capture(self._graph), outer:
             self.logits, next_state = self._run_step()
+            # `resume` compares with them: a step that reads other tensors needs another graph
             self._addresses = addresses_of(outer.tensors)
+            # captured, too: each replay moves the state one token further by itself
             copy_state(self.state, next_state)
         weight_addresses = addresses_of(weights)
         # with the weights among them, a model that moves to another device would leave its memory occupied
@@ -155,6 +159,7 @@ class CapturedStep:
         copy_state(self.memory, memory)
         with OuterTensors() as outer:
             expected = self._run_step()[0]
+        # the step has run on copies in the buffers of the graph, so that nothing is lost by giving up here
         if addresses_of(outer.tensors) != self._addresses:
             return None
         logits = self._replay()
@@ -169,6 +174,7 @@ class CapturedStep:
     def _replay(self) -> Float[Tensor, "b 1 v"]:
         self._graph.replay()
         self.replays += 1
+        # the next replay overwrites the buffer
         return self.logits.clone()
 
 

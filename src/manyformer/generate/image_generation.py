@@ -225,11 +225,13 @@ def _decode(
     tries, temperature, seed = sampling
     generative = as_generative(model, "make images")
     processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
+    # every prompt becomes `tries` rows
     batch_size = max(1, BATCH_SIZE // tries)
     images: list[ImageArray] = []
     stats: GenerationStats | None = None
     for start in range(0, len(prefixes), batch_size):
         batch = slice(start, start + batch_size)
+        # the stride gives every image a seed of its own, the same however the images are cut into batches
         choice = SampledChoice(None if seed is None else seed + start * tries, tries, seed_stride=tries)
         # special tokens are not pixel values
         decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
@@ -237,6 +239,7 @@ def _decode(
         new_tokens = limits[batch]
         job = DecodeJob(generative, prompts, decoding, None, batch_size=len(prompts), limits=new_tokens)
         for count, _ in enumerate(job, 1):
+            # the share of this batch that is done, counted in pixel values of all its images
             on_progress((start + len(prompts) * count / (tries * sum(new_tokens))) / len(prefixes))
         for prefix, answers in zip(prefixes[batch], job.answers):
             images += [tokenizer.image([*prefix, *answer.tokens]) for answer in answers]

@@ -44,6 +44,7 @@ class KeptStep(NamedTuple):
 
 
 _kept: "WeakKeyDictionary[nn.Module, list[KeptStep]]" = WeakKeyDictionary()
+# several threads may decode with one model, and a captured step serves one decoding at a time
 _lock = threading.Lock()
 
 
@@ -57,9 +58,11 @@ def step_form(
     # others, such as those that are spread over devices, may keep their numbers elsewhere
     if any(type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) for tensor in tensors):
         return None
+    # a graph reads weights at their addresses: one that was replaced or moved makes it useless
     places = tuple(
         (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
     )
+    # plain settings were read when the graph was captured, and a change of one would not be noticed by a replay
     modules = tuple((id(module), type(module), *_plain_settings(module)) for module in model.modules())
     sizes = (_tree_form(state), _tree_form(memory), position_limit)
     return StepForm((places, modules), sizes, _numerics(state.tail.column.device))
@@ -133,6 +136,7 @@ def _numerics(device: torch.device) -> tuple[object, ...]:
         cuda.math_sdp_enabled,
         cuda.cudnn_sdp_enabled,
     )
+    # which kernel of fused attention was captured
     fused = tuple(is_enabled() for is_enabled in switches)
     stream = 0
     if device_kind(device).captures_graphs:

@@ -191,7 +191,9 @@ def _target_limit(index: int, length: int, max_length: int | None, decoding: Dec
         raise UserError(f"source {index} has {length} tokens, but the model allows at most {max_length}")
     max_new = SourceLengthLimit() if decoding.max_new is None else decoding.max_new
     if isinstance(max_new, SourceLengthLimit):
-        return min(length + max_new.extra, length + max_new.extra if max_length is None else max_length)
+        if max_length is None:
+            return length + max_new.extra
+        return min(length + max_new.extra, max_length)
     if max_length is not None and max_new > max_length:
         raise UserError(f"max_new is {max_new}, but the model generates at most {max_length} tokens")
     return max_new
@@ -295,14 +297,19 @@ class SourcePrompts(DecoderPrompts):
         max_length = model.max_length
         if decoding.max_new is not None and max_length is not None and decoding.max_new > max_length:
             raise UserError(f"max_new is {decoding.max_new}, but the model generates at most {max_length} tokens")
-        limits = (decoding.max_new or DEFAULT_MAX_NEW, max_length)
-        return [min(limit for limit in limits if limit is not None)] * len(self)
+        limit = decoding.max_new or DEFAULT_MAX_NEW
+        if max_length is not None:
+            limit = min(limit, max_length)
+        return [limit] * len(self)
 
     def batch(self, model: GenerativeModelProtocol, rows: slice, start_token: int) -> DecoderBatch:
         device = model_device(model)
-        source, segments = (None if part is None else part[rows].to(device) for part in self.sources)
-        assert source is not None
-        return DecoderBatch(torch.full((source.shape[0], 1), start_token, device=device), SourceBatch(source, segments))
+        source = self.sources.source[rows].to(device)
+        segments = self.sources.segments
+        if segments is not None:
+            segments = segments[rows].to(device)
+        start_tokens = torch.full((len(source), 1), start_token, device=device)
+        return DecoderBatch(start_tokens, SourceBatch(source, segments))
 
 
 def segments_of(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:

@@ -152,6 +152,7 @@ class JointRanking:
     def _rank_row(self, sources: SourceBatch, row: int, hypotheses: tuple[Hypothesis, ...]) -> tuple[Hypothesis, ...]:
         source, segments = (None if part is None else part[row : row + 1].to(self.model.device) for part in sources)
         memory = self.model.encode(source, segments)
+        # one source at a time: hypotheses differ in length, and CTC has no padding for them
         ctc = self.model.ctc
         scored = [
             hypothesis._replace(
