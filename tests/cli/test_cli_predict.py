@@ -80,7 +80,7 @@ def test_json_lines_are_answered_with_json_lines(cli: Cli, labels_run: Path, tmp
         assert expected[label["label"]] == max(expected.values())
 
 
-def test_a_file_without_a_line_is_told(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
+def test_a_file_without_a_line_is_refused(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
     for name in ("empty.csv", "empty.txt"):
         (tmp_path / name).write_bytes(b"")
         result = cli("predict", str(labels_run), str(tmp_path / name))

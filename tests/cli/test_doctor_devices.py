@@ -20,7 +20,7 @@ MISSING = (
 )
 
 
-def test_a_mac_is_told_with_what_it_has_and_lacks() -> None:
+def test_a_mac_is_described_by_what_it_has_and_lacks() -> None:
     with pretended_mps():
         found = list(_device())
     assert found[0] == DoctorFinding(

@@ -140,6 +140,7 @@ def verify_folder(folder: Path) -> list[DoctorFinding]:
         state: CheckStatus = "ok"
         try:
             files = VerifiedFolder.open(manifest.parent)
+            # also of files whose sums were found right before: bits may rot
             files.verify(recompute=True)
             total = sum(size for size, _ in files.sums.values())
             result = f"{len(files.sums)} files, {total / 1e6:,.1f} MB"
@@ -154,6 +155,7 @@ def _run_check(check: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFindi
     try:
         return list(check())
     except Exception as error:
+        # whatever is wrong with an installation must not keep the other checks from running
         return [DoctorFinding(check.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}")]
 
 
@@ -176,6 +178,7 @@ def _torch() -> Iterator[DoctorFinding]:
         yield DoctorFinding("torch", "ok", f"{torch.__version__}, not tested with this version, but {tested}")
     else:
         yield DoctorFinding("torch", "ok", torch.__version__)
+    # those that this process may use, which a container or a scheduler limits
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield DoctorFinding("threads", "ok", f"{torch.get_num_threads()} on {cores} cores (OMP_NUM_THREADS sets them)")
 
@@ -216,6 +219,7 @@ def _attention() -> Iterator[DoctorFinding]:
 
     device = best_device()
     q, k, v = torch.randn(3, 1, 2, 8, 16, device=device).unbind()
+    # 4 is the square root of the 16 channels of a head
     expected = (q @ k.mT / 4).softmax(-1) @ v
     yield _compare_outputs("SDPA", scaled_dot_product_attention(q, k, v), expected)
     with warnings.catch_warnings():
@@ -227,6 +231,7 @@ def _attention() -> Iterator[DoctorFinding]:
 def _compare_outputs(subject: str, output: object, expected: "Tensor") -> DoctorFinding:
     assert isinstance(output, type(expected))
     difference = float((output - expected).abs().max())
+    # far above rounding in any precision, far below a wrong result
     if difference > 1e-2:
         return DoctorFinding(subject, "broken", f"differs from softmax(q k') v by {difference:.0e}")
     return DoctorFinding(subject, "ok", f"agrees with softmax(q k') v to {difference:.0e}")

@@ -72,8 +72,8 @@ class GraphWalk(GraphTask):
         super().__init__(rows, successors, np.full(successors.shape, -1.0, np.float32), length)
 
     def recorded_actions(self) -> IntArray:
-        words = random_words(self.running_seeds, WALK_COUNTER + self.clock)
-        return (words % np.uint64(self.actions.size)).astype(np.int64)
+        bits = random_words(self.running_seeds, WALK_COUNTER + self.clock)
+        return (bits % np.uint64(self.actions.size)).astype(np.int64)
 
     def optimal_returns(self) -> NDArray[np.float32]:
         """The return of the shortest path from each node but the goal."""

@@ -15,7 +15,7 @@ from manyformer.spaces import ActionSpace, ObservationSpace
 from manyformer.type_aliases import FloatArray, IntArray
 
 Array = NDArray[Any]
-Words = NDArray[np.uint64]
+Bits = NDArray[np.uint64]
 """Random bits, 64 for each element."""
 
 Picture = NDArray[np.uint8]
@@ -199,15 +199,15 @@ def check_state_array(arrays: Mapping[str, Array], name: str, like: Array) -> Ar
     return array
 
 
-def random_words(seeds: IntArray, counters: IntArray | int) -> Words:
+def random_words(seeds: IntArray, counters: IntArray | int) -> Bits:
     """Random bits for each pair of a seed and a counter; both broadcast.
 
     The function is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
     generators", section 5) applied to each counter."""
     # products are meant modulo 2^64
     with np.errstate(over="ignore"):
-        words = _finalize(seeds.astype(np.uint64) + _GOLDEN)
-        return _finalize(words + _GOLDEN * np.asarray(counters).astype(np.uint64))
+        bits = _finalize(seeds.astype(np.uint64) + _GOLDEN)
+        return _finalize(bits + _GOLDEN * np.asarray(counters).astype(np.uint64))
 
 
 def random_fractions(seeds: IntArray, counters: IntArray | int) -> FloatArray:
@@ -228,10 +228,10 @@ def row_seeds(seed: int, rows: int) -> IntArray:
     return (random_words(np.full(rows, seed), np.arange(rows)) >> np.uint64(1)).astype(np.int64)
 
 
-def _finalize(words: Words) -> Words:
-    words = (words ^ (words >> np.uint64(30))) * _FIRST_FACTOR
-    words = (words ^ (words >> np.uint64(27))) * _SECOND_FACTOR
-    return words ^ (words >> np.uint64(31))
+def _finalize(bits: Bits) -> Bits:
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST_FACTOR
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND_FACTOR
+    return bits ^ (bits >> np.uint64(31))
 
 
 def blank(height: int, width: int) -> Picture:

@@ -114,6 +114,7 @@ def open_run_or_model(folder: str | Path) -> TrainedRun:
     Such a model reads files as the default settings of its kind of data say, in rows as long as it allows. Raises
     UserError for a folder with neither, and for a model without a tokenizer."""
     path = Path(folder)
+    # also for a folder with neither, about which `open_run` says what is missing
     if (path / RUN_FILE).is_file() or not (path / CONFIG_FILE).is_file():
         return open_run(path)
     recipe, keywords = read_recipe(path)
@@ -128,6 +129,7 @@ def _assumed_data(folder: Path, recipe: Recipe, keywords: Mapping[str, Any]) -> 
     """The settings of data that the model in a folder reads: those of the first kind of its task, with its lengths."""
     kind = next(iter((head_named_in(keywords) or recipe.card.task).data_forms))
     fields = DATA_SECTIONS[kind].model_fields
+    # without weights: only what the recipe makes of its keywords is asked
     max_length = build_on_meta(recipe.card.name, dict(keywords)).max_length or DEFAULT_ROW
     values = {
         "path": str(folder),
@@ -139,6 +141,7 @@ def _assumed_data(folder: Path, recipe: Recipe, keywords: Mapping[str, Any]) -> 
         "size": keywords.get("height") if keywords.get("height") == keywords.get("width") else None,
         "channels": keywords.get("channels"),
     }
+    # each kind of data has some of these settings only
     return {"kind": kind, **{name: value for name, value in values.items() if name in fields and value is not None}}
 
 

@@ -78,6 +78,7 @@ def evaluate(
     trained = open_run_or_model(run)
     config = trained.config
     tokenizers = trained.tokenizers
+    # before windows are read: what wraps it may change how much it can read
     model = wrap(trained.load_model(device, keywords))
     if windows is not None:
         model = window_reader(model, windows, config.data.row_length)
@@ -154,6 +155,7 @@ class WindowReader(Model[CausalLMBatch]):
         # the state that was passed is that of earlier rows, which windows never see
         state = self.model.init_state(len(batch.tokens))
         for piece in batch.in_pieces(self.length):
+            # each piece goes on from the memory of the one before
             scores.append(self.model.score(piece, state=state))
             state = scores[-1].state
         return reduce(BatchScore.plus, scores)._replace(state=None)

@@ -218,6 +218,7 @@ def fixed_sequence_test(
             raise UserError(f"the losses at threshold {threshold:g} must be numbers from 0 to 1")
         if threshold >= previous:
             raise UserError(f"thresholds must be in descending order, but {threshold:g} follows {previous:g}")
+        # exact sums, so that a file that is checked later gives the same p-value
         risk = math.fsum(independent_losses) / len(independent_losses)
         p_value = hoeffding_bentkus_p_value(risk, len(independent_losses), tolerance)
         test = ThresholdTest(threshold, risk, p_value, p_value <= 1 - confidence)

@@ -52,6 +52,7 @@ class BeamSearch:
         # the penalty of each length from 0 on, computed once, so that no step moves data to the device
         self.penalties = settings.penalty(torch.arange(max_new + 1.0)).to(device)
         self.prompt_indices = torch.arange(prompts, device=device)
+        # rows of one prompt stand together: row = prompt * width + place in the beam
         self.tokens = batch.tokens.new_zeros(prompts * settings.width, self.prompt_length + max_new)
         self.tokens[:, : self.prompt_length] = batch.tokens.repeat_interleave(settings.width, 0)
         # at first all sequences of a beam are equal, so that only one of them has a finite score
@@ -95,6 +96,7 @@ class BeamSearch:
             score, tokens, length = (tensor.tolist() for tensor in self.finished_by_prompt[prompt])
             if not score[0] > NEGATIVE_INFINITY:
                 raise UserError(nothing_to_choose(f"prompt {prompt}"))
+            # a search that ends early may have finished fewer than asked for
             ranks = [rank for rank in range(self.settings.best) if score[rank] > NEGATIVE_INFINITY]
             self.new_tokens += sum(length[rank] for rank in ranks)
             answers.append(tuple(self._hypothesis(tokens[rank][: length[rank]], score[rank]) for rank in ranks))
@@ -102,6 +104,7 @@ class BeamSearch:
 
     def _hypothesis(self, tokens: list[int], score: float) -> Hypothesis:
         has_stop_id = tokens[-1] in self.batch.stop_ids
+        # the end token counts in the score, and is no part of the text
         tokens = tokens[:-1] if has_stop_id else tokens
         text = None
         if self.tokenizer is not None:
@@ -136,6 +139,7 @@ class BeamSearch:
         # (b, w, n): the parents' tokens before this step, whose own token is in none of the buffers yet
         tokens = self.tokens[parent, self.prompt_length :]
         tokens[:, :, length - 1] = candidates.token[:, :width]
+        # old and new together, so that a good finished sequence is never lost to later ones
         score, order = torch.cat([self.finished.score, score], 1).topk(width)
         lengths = torch.cat([self.finished.length, torch.full_like(parent, length)], 1)
         tokens = torch.cat([self.finished.tokens, tokens], 1)
@@ -143,6 +147,7 @@ class BeamSearch:
 
     def _can_improve(self, length: int) -> Bool[Tensor, " b"]:
         penalty = self.penalties[length]
+        # the most that a live sequence can gain by growing
         final_penalty = self.penalties[self.limits]
         scores = BeamScores(self.live_scores[:, 0], self.finished.score, self.settings.best, penalty, final_penalty)
         return self.settings.stopping.can_improve(scores)

@@ -124,6 +124,7 @@ class FullBeamStopping(BeamStopping):
     """Ends once `width` sequences are finished, and no later than `LikelyStopping`."""
 
     def can_improve(self, scores: BeamScores) -> Bool[Tensor, " b"]:
+        # the last place of the beam is minus infinity until `width` sequences are finished
         return scores.finished[:, -1].isneginf() & LikelyStopping().can_improve(scores)
 
 
@@ -299,8 +300,10 @@ def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     for name, value in values.items():
         for bound in DecodingOptions.__annotations__[name].__metadata__:
+            # lower bounds are checked by the records themselves, which say what a smaller value would mean
             if isinstance(bound, Le) and value > bound.le:
                 raise UserError(f"{name} must be at most {bound.le:,}, got {value:,}")
+    # in the order of the table: a temperature changes what top_p allows
     processors = [
         make_processor(values[name])
         for name, make_processor in PROCESSORS.items()

@@ -185,6 +185,7 @@ class DecodeJob:
         limits = self.limits[batch_rows]
         banned_ids = self.special.banned_ids
         processors = self.decoding.processors
+        # first: what is banned must not count among the most likely tokens of the others
         if banned_ids:
             processors = (BanTokensProcessor(banned_ids), *processors)
         tokens, source = self.prompts.batch(self.model, batch_rows, self.special.bos or 0)

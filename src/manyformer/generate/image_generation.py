@@ -67,6 +67,7 @@ def complete(
         raise UserError(f"rows ({rows}) must be whole rows of blocks, and fewer than the {tokenizer.shape.height} rows")
     if images.shape[1:] != tokenizer.shape:
         raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, tokenizer.shape))})")
+    # in the order of generation, in which the first rows are the first tokens
     prefixes = [tokenizer.tokens(image)[: rows * tokenizer.shape.width * tokenizer.shape.channels] for image in images]
     return _generate_images(model, prefixes, tries, temperature, seed, on_progress)
 
@@ -107,6 +108,7 @@ def enlarge(
     expected = small_shape_of(model)
     if images.shape[1:] != expected:
         raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, expected))})")
+    # levels as the tokens of the source, behind the special ones
     tokens = pixel_tokenizer_of(model).quantize(images).reshape(len(images), -1).astype(np.int64) + FIRST_LEVEL_TOKEN
     return _from_sources(model, torch.from_numpy(tokens), tries, temperature, seed, on_progress)
 
@@ -151,6 +153,7 @@ def half_image_rows(tokenizer: PixelTokenizer) -> int:
 
     Raises UserError where there are none, because the first blocks are too high.
     """
+    # blocks may reach over the middle of the image
     complete_rows = [rows for rows in range(1, tokenizer.shape.height // 2 + 1) if _rows_come_first(tokenizer, rows)]
     if not complete_rows:
         height = tokenizer.block[0]

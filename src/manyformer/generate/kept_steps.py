@@ -43,6 +43,7 @@ class KeptStep(NamedTuple):
         return state_bytes((self.step.state, self.step.memory))
 
 
+# the model is held weakly, and the steps let go of its parts when they are suspended: keeping them keeps no model alive
 _kept: "WeakKeyDictionary[nn.Module, list[KeptStep]]" = WeakKeyDictionary()
 # several threads may decode with one model, and a captured step serves one decoding at a time
 _lock = threading.Lock()
@@ -82,6 +83,7 @@ def take_step(model: object, form: StepForm | None) -> CapturedStep | None:
     with _lock:
         entries = [entry for entry in _kept.get(model, []) if entry.form.model == form.model]  # type: ignore[call-overload]
         match = next((entry for entry in entries if entry.form == form), None)
+        # taken out: two decodings at once must not write into the same buffers
         _kept[model] = [entry for entry in entries if entry is not match]  # type: ignore[index]
     return None if match is None else match.step
 

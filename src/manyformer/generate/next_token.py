@@ -359,8 +359,6 @@ class StaticFeed(LogitsFeed):
             difference = logits_difference(first[0][:, -1], expected)
             if difference:
                 self.refusal = f"static and eager steps give {difference}"
-            else:
-                self.refusal = ""
         if self.refusal and self.forced:
             raise UserError(f"this model has no static step: {self.refusal}") from error
         if first is not None and not self.refusal:

@@ -48,6 +48,7 @@ def special_tokens(
         outside = set[int]()
     else:
         outside = set(range(tokenizer.vocab, model.vocab))
+    # a model that came with settings of its own for generation knows better than its tokenizer
     if generation is not None:
         forced = ForcedTokens(generation.forced_first, generation.forced_last)
         banned = tuple(sorted(outside.union(generation.banned_ids)))
@@ -102,6 +103,7 @@ def _encode_prompt(
         if tokenizer is None:
             raise UserError(f"prompt {index} is a string, which needs a tokenizer: give tokenizer=, or token ids")
         ids = list(tokenizer.encode(prompt))
+        # a source is read as a whole, and its end token says where it ends
         if source:
             return [*ids, tokenizer.eos]
         if begin is None:
@@ -133,6 +135,7 @@ def read_vocab(model: GenerativeModelProtocol) -> int:
 def check_tokens(rows: list[list[int]], vocab: int) -> None:
     """Raise UserError where a token is not one of the model's."""
     for index, row in enumerate(rows):
+        # on the host: an embedding on a GPU would fail with an assertion of its kernel, and the process with it
         if invalid_ids := [token for token in row if not 0 <= token < vocab]:
             raise UserError(f"prompt {index} has token {invalid_ids[0]}, but the model's tokens are 0 to {vocab - 1}")
 
@@ -147,12 +150,14 @@ def crop_prompts(model: GenerativeModelProtocol, rows: list[list[int]], decoding
     if model.max_length is None:
         return rows
     if decoding.max_new is None:
+        # a short context is shared evenly between the prompt and what follows it
         max_new = min(DEFAULT_MAX_NEW, model.max_length // 2)
     else:
         max_new = decoding.max_new
     capacity = model.max_length - max_new
     if capacity < 1:
         raise UserError(f"max_new is {max_new}, but the model allows {model.max_length} tokens with the prompt")
+    # the end of a prompt decides how it goes on
     return [row[-capacity:] for row in rows]
 
 
@@ -267,6 +272,8 @@ class TokenPrompts(DecoderPrompts):
         device = model_device(model)
         if not isinstance(model, TranslatesText):
             return DecoderBatch(pad_left(chosen, device), None)
+        # padding of a source is on the right, where positions of its tokens do not move; that of prompts on the left,
+        # so that all rows end in the same column
         source = pad_right(chosen, device)
         start_tokens = torch.full((len(chosen), 1), start_token, device=device)
         return DecoderBatch(start_tokens, SourceBatch(source.clamp(min=0), segments_of(source)))

@@ -77,6 +77,7 @@ class StepwiseDecoder:
         # for forced last tokens, which a GPU chooses without asking the host how long a row may be
         self.limits = torch.tensor([row.limit for row in self.rows], device=device)
         self.tokens = batch.tokens.new_zeros(len(self.rows), self.prompt_length + max_new)
+        # one buffer for prompts and new tokens: processors read it up to the current column without a copy
         self.tokens[:, : self.prompt_length] = batch.tokens.repeat_interleave(self.samples, 0)
         # chosen but not yet read back: the tokens, and the scores that are finite if there was a token to choose
         self.unread: list[tuple[Tensor, Tensor]] = []
@@ -85,6 +86,7 @@ class StepwiseDecoder:
         self.read_column = self.prompt_length
         needs_every_token = reading.streaming or reading.stop_strings
         if needs_every_token:
+            # a streamed text and a stop string need the tokens of every step on the host
             self.readback_interval = 1
         else:
             self.readback_interval = readback_interval(device)
@@ -190,6 +192,7 @@ def choose_tokens(
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     token = torch.searchsorted(cumulative, draws[:, None] * total, right=True)
+    # where no token is allowed all sums are 0 or no numbers, and the search ends behind the last token
     return token[:, 0].clamp_(max=logits.shape[-1] - 1).to(logits.device), total[:, 0].float().to(logits.device)
 
 
@@ -274,12 +277,14 @@ class StopStringStream:
             return ""
         old_length = len(self.text)
         self.text += new_text
+        # a stop string may begin in text of earlier tokens
         starts = {stop: self.text.find(stop, max(0, old_length - len(stop) + 1)) for stop in self.stop_strings}
         # the stop string that is complete first, so that the result does not depend on token boundaries
         if matches := [(start + len(stop), start) for stop, start in starts.items() if start >= 0]:
             self.text = self.text[: min(matches)[1]]
             self.stopped = True
             return self._emit(len(self.text))
+        # what may be the beginning of a stop string is not shown yet
         held_back = max((_partial_stop_length(self.text, stop) for stop in self.stop_strings), default=0)
         return self._emit(len(self.text) - held_back)
 
