@@ -19,7 +19,7 @@ def store(text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(datastore_job(text_run, data=str(folder / "pieces.txt")), folder / "pieces").folder
 
 
-def test_built_and_told(cli: Cli, text_run: Path, tmp_path: Path) -> None:
+def test_a_built_datastore_is_described_with_its_size(cli: Cli, text_run: Path, tmp_path: Path) -> None:
     out = str(tmp_path / "store")
     build = ("datastore", "build", str(text_run), "--split", "valid", "--out", out)
     planned = json.loads(cli(*build, "--dry-run", "--json").out)
@@ -79,7 +79,7 @@ def test_writing_looks_into_it(cli: Cli, text_run: Path, store: Path) -> None:
         (("look", "{run}", "{store}", "x", "--probe", "3"), "probe (3) is for an index, and "),
     ],
 )
-def test_mistakes_are_told_in_one_sentence(
+def test_datastore_commands_refuse_in_one_sentence(
     cli: Cli, text_run: Path, pairs_run: Path, store: Path, words: tuple[str, ...], sentence: str
 ) -> None:
     names = {"run": text_run, "pairs": pairs_run, "store": store}
@@ -90,7 +90,7 @@ def test_mistakes_are_told_in_one_sentence(
     assert len(ended.err.splitlines()) == 1
 
 
-def test_an_index_is_made_and_removed(cli: Cli, text_run: Path, store: Path) -> None:
+def test_an_index_is_built_and_removed(cli: Cli, text_run: Path, store: Path) -> None:
     pytest.importorskip("faiss")
     indexed = cli("datastore", "index", str(store), "--kind", "flat")
     assert indexed.code == 0

@@ -1,4 +1,4 @@
-"""heads: what each head attends to, as tables, as JSON, as a picture, and in the run's folder."""
+"""heads and prune: what each head attends to, as tables, JSON and pictures, and heads removed from a trained run."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from commands import Cli, lines, sentences
 
+import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.heads import read_head_labels
 
@@ -57,7 +58,7 @@ def test_a_language_model_reads_pieces_of_its_text(cli: Cli, text_run: Path) -> 
     assert all(one["offset"]["offset"] <= 0 for one in actual["heads"])
 
 
-def test_mistakes_are_told(cli: Cli, text_run: Path, trees_run: Path, tmp_path: Path) -> None:
+def test_heads_refuses_what_it_cannot_read(cli: Cli, text_run: Path, trees_run: Path, tmp_path: Path) -> None:
     assert "tagging reads no plain text" in cli("heads", str(trees_run)).err
     assert "must end in one of .png" in cli("heads", str(text_run), "--out", "heads.txt").err
     ended = cli("heads", str(text_run), "--sentences", "2", "--trees", str(tmp_path / "none.conllu"))
@@ -91,3 +92,48 @@ def test_heads_of_a_model_without_plain_text_are_measured(cli: Cli, trees_run: P
     assert "tagging reads no plain text" in ended.err
     assert "importance" in ended.out
     assert "confidence" not in ended.out
+
+
+@pytest.mark.parametrize("options", [("--how", "importance"), ("--how", "gates", "--steps", "2")])
+def test_prune_prints_the_scores_and_writes_a_run(
+    cli: Cli, text_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    # training reads the data, whose path is relative
+    monkeypatch.chdir(text_run.parent.parent)
+    out = tmp_path / "one-head"
+    ended = cli("prune", str(text_run), "--keep", "1", *options, "--out", str(out), "--json")
+    assert ended.code == 0, ended.err
+    record = json.loads(ended.out)
+    assert [point["heads"] for point in record["points"]] == [2, 1]
+    assert record["how"] == options[1]
+    assert mf.load(out).spec.keywords["removed_heads"] == record["points"][-1]["removed"]
+    assert cli("generate", str(out), "the cat", "--greedy", "--max-new", "5").out.startswith("the cat")
+    again = cli("prune", str(text_run), "--keep", "1", *options, "--out", str(out))
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def test_prune_prints_a_table(cli: Cli, text_run: Path, tmp_path: Path) -> None:
+    ended = cli("prune", str(text_run), "--keep", "0", "--how", "importance", "--out", str(tmp_path / "none"))
+    assert ended.code == 0, ended.err
+    assert "bits per byte" in ended.out
+    assert "removed body.0.attention:0,1" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--keep", "2", "--how", "importance"), "2 heads cannot be kept of 2: the number must be from 0 to 1"),
+        (("--keep", "1", "--how", "importance", "--steps", "3"), "--steps (3) is for --how gates"),
+        (("--keep", "1", "--how", "gates", "--penalty", "0"), "--penalty (0.0) must be above 0"),
+        (
+            ("--keep", "1", "--how", "importance", "--part", "encoder"),
+            "there is no part 'encoder' with attention heads",
+        ),
+    ],
+)
+def test_prune_refuses(cli: Cli, text_run: Path, tmp_path: Path, words: tuple[str, ...], message: str) -> None:
+    ended = cli("prune", str(text_run), *words, "--out", str(tmp_path / "x"))
+    assert ended.code == 2
+    assert message in ended.err
+    assert not (tmp_path / "x").exists()

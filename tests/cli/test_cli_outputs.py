@@ -64,7 +64,7 @@ def test_all_files_of_a_run_have_these_rights(text_run: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_disk_without_room_is_told_with_what_could_not_be_written(
+def test_a_full_disk_is_reported_with_what_could_not_be_written(
     cli: Cli, here: Path, tmp_path: Path, name: str
 ) -> None:
     words = COMMANDS[name](here, tmp_path)

@@ -99,7 +99,7 @@ def test_episodes_are_recorded_for_minari(run: Path, tmp_path: Path, cli: Cli, m
         (["record", "--environment", "CartPole-v9", "--random", "--out", "x.npz"], "did you mean CartPole-v1"),
     ],
 )
-def test_mistakes_are_sentences(words: list[str], message: str, run: Path, cli: Cli) -> None:
+def test_play_and_record_refuse_in_one_sentence(words: list[str], message: str, run: Path, cli: Cli) -> None:
     ended = cli(*(str(run) if word == "RUN" else word for word in words))
     assert (ended.code, message in ended.err) == (2, True), ended.err
     assert "Traceback" not in ended.err

@@ -1,4 +1,4 @@
-"""`predict`: texts, words and images labelled from the command line; what has no labels is refused."""
+"""`predict`: texts, words, images and recordings labelled from the command line; what has no labels is refused."""
 
 import gzip
 import json
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
+from commands import Cli
 from PIL import Image
 
 import manyformer as mf
-from conftest import Cli
 from manyformer.batches import ImageClassificationBatch
 from manyformer.errors import UserError
 from manyformer.evaluate import predict
@@ -79,7 +80,7 @@ def test_json_lines_are_answered_with_json_lines(cli: Cli, labels_run: Path, tmp
         assert expected[label["label"]] == max(expected.values())
 
 
-def test_a_file_without_a_line_is_told(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
+def test_a_file_without_a_line_is_refused(cli: Cli, labels_run: Path, tmp_path: Path) -> None:
     for name in ("empty.csv", "empty.txt"):
         (tmp_path / name).write_bytes(b"")
         result = cli("predict", str(labels_run), str(tmp_path / name))
@@ -185,3 +186,41 @@ def test_an_earlier_command_is_answered_with_the_new_one(cli: Cli, old: str, new
 def test_generate_refuses_options_of_the_wrong_kind(cli: Cli, text_run: Path) -> None:
     assert "generates text, and --complete is for images" in cli("generate", str(text_run), "a", "--complete", "2").err
     assert "--samples is 0, but there must be at least one text" in cli("generate", str(text_run), "--samples", "0").err
+
+
+def write_tones(folder: Path) -> None:
+    """Forty low and high tones of various lengths, in a folder for each label."""
+    random = np.random.default_rng(0)
+    for number in range(40):
+        pitch = (400, 2000)[number % 2] * random.uniform(0.9, 1.1)
+        times = np.arange(int(8000 * random.uniform(0.1, 0.2))) / 8000
+        file = folder / ("low", "high")[number % 2] / f"{number}.wav"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(file, 0.3 * np.sin(2 * np.pi * pitch * times) + random.normal(0, 0.01, len(times)), 8000)
+
+
+def test_a_run_learns_tones_and_labels_files(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_tones(tmp_path / "tones")
+    data = ["data.path=tones", "data.sample_rate=8000", "data.mels=8", "data.time_masks=1", "data.valid=0.3"]
+    sizes = ["dim=8", "depth=1", "heads=2", "channels=4", "batch.tokens=64", "limits.steps=40", "out=runs/tones"]
+    train("audio-transformer-classifier", [*data, *sizes, "optim.lr=0.01"], on_event=silent)
+    result = cli("evaluate", "runs/tones", "--json")
+    assert result.code == 0, result.err
+    assert '"accuracy"' in result.out
+    for number, pitch in enumerate((410, 1900)):
+        tone = 0.3 * np.sin(2 * np.pi * pitch * np.arange(2400) / 16_000)
+        soundfile.write(tmp_path / f"{number}.flac", np.stack([tone, tone], 1), 16_000)
+    result = cli("predict", "runs/tones", "0.flac")
+    assert result.code == 0, result.err
+    assert result.out.split("\t")[:2] == ["0.flac", "low"]
+    assert "1 recording resampled from 16,000 Hz to 8,000 Hz (first: " in result.err
+    assert "1 recording with channels averaged (first: 0.flac)" in result.err
+    assert cli("predict", "runs/tones", "1.flac").out.split("\t")[1] == "high"
+    model = mf.load("runs/tones")
+    assert model.tokenizer is not None
+    (tmp_path / "2.wav").write_bytes((tmp_path / "tones" / "low" / "0.wav").read_bytes()[:500])
+    result = cli("predict", "runs/tones", "2.wav")
+    assert result.code == 2
+    assert "2.wav: this file is incomplete" in result.err
+    assert "runs/tones on tones" in cli("evaluate", "runs/tones", "--data", "tones").out

@@ -65,7 +65,7 @@ def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     assert count_parameters(build_on_meta(name, {})) > parameters
 
 
-def test_the_paper_s_base_model_is_as_large_as_told(cli: Cli) -> None:
+def test_the_paper_s_base_model_is_as_large_as_published(cli: Cli) -> None:
     record = json.loads(cli("show", "transformer", "--json").out)
     assert record["parameters"] == 63_082_496
     assert sum(part["parameters"] for part in record["modules"] if part["level"] == 0) == record["parameters"]
@@ -78,7 +78,7 @@ def test_show_reads_a_trained_run(cli: Cli, text_run: Path) -> None:
     assert json.loads(ended.out)["parameters"] == count_parameters(mf.load(text_run))
 
 
-def test_equal_layers_are_told_once_and_shared_weights_counted_once() -> None:
+def test_equal_layers_are_listed_once_and_shared_weights_counted_once() -> None:
     shared = nn.Linear(3, 3)
     model = nn.ModuleDict({"a": shared, "b": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), "c": shared})
     actual = module_rows(model)

@@ -94,7 +94,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(cli: Cli, words: list[str], s
     assert ended.out == ""
 
 
-def test_all_mistakes_of_a_run_are_told_together(cli: Cli, tmp_path: Path) -> None:
+def test_all_mistakes_of_a_run_are_reported_together(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "many.yaml"
     file.write_text("recipe: transformer-lm\nmodel:\n  dpeth: 3\noptim:\n  lr: fast\n")
     ended = cli("train", str(file), "batch.tokns=5")
@@ -112,7 +112,7 @@ def test_debug_shows_where(cli: Cli) -> None:
         assert "error: there is no recipe 'nobody'" in ended.err
 
 
-def test_a_defect_is_told_as_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_reported_as_one(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise KeyError("lost")
 

@@ -18,7 +18,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 WORDS = ("train", "transformer-lm", "data.path=text.txt", "data.tokenizer=char", "data.length=64", *TINY)
 
 
-def test_the_name_is_told_from_settings_wherever_it_stands(here: Path) -> None:
+def test_the_name_is_distinguished_from_settings_wherever_it_stands(here: Path) -> None:
     assert split_arguments(["lm/stdlib", "depth=4"]) == ("lm/stdlib", ["depth=4"])
     assert split_arguments(["--model.depth", "4", "lm/stdlib", "--lr=1"]) == (
         "lm/stdlib",
@@ -141,7 +141,7 @@ def test_help_of_a_run_has_its_keywords_and_values(cli: Cli, here: Path) -> None
     assert "  classes=" in cli("train", "transformer-classifier", "data.path=x.tsv", "-h").out
 
 
-def test_an_empty_file_and_a_missing_one_are_told(cli: Cli, here: Path) -> None:
+def test_an_empty_file_and_a_missing_one_are_refused(cli: Cli, here: Path) -> None:
     (here / "empty.txt").write_text("")
     for name in ("empty.txt", "missing.txt"):
         ended = cli("train", "transformer-lm", f"data.path={name}")

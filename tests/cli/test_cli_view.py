@@ -1,5 +1,6 @@
-"""view: a page for a run."""
+"""view and attention: a page for a run, and what a model looks at as text, as JSON and as a picture."""
 
+import json
 import os
 import re
 import select
@@ -8,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from commands import Cli
+from commands import Cli, lines
 
 
 def test_a_run_gives_a_page(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
@@ -31,7 +32,7 @@ def test_a_tagger_shows_a_held_out_sentence_or_one_of_a_file(cli: Cli, trees_run
     assert (refused.code, "is shown without --serve and --answer" in refused.err) == (2, True)
 
 
-def test_mistakes_write_nothing(cli: Cli, text_run: Path, tmp_path: Path) -> None:
+def test_view_writes_nothing_where_it_fails(cli: Cli, text_run: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     result = cli("view", str(text_run), "the", "--answer", "cat", "--out", str(page))
     assert (result.code, page.exists()) == (2, False)
@@ -42,7 +43,7 @@ def test_mistakes_write_nothing(cli: Cli, text_run: Path, tmp_path: Path) -> Non
     assert "page.pdf must end in .html" in result.err
 
 
-def test_contradictions_are_refused(cli: Cli, text_run: Path) -> None:
+def test_view_refuses_options_that_contradict_each_other(cli: Cli, text_run: Path) -> None:
     assert (
         "--out writes a page and --serve writes none"
         in cli("view", str(text_run), "a", "--serve", "--out", "a.html").err
@@ -63,3 +64,28 @@ def test_a_reader_of_a_pipe_learns_the_address_while_the_server_still_serves(tex
             assert server.poll() is None
         finally:
             server.send_signal(signal.SIGINT)
+
+
+def test_attention_says_what_a_translation_looked_at(cli: Cli, pairs_run: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "look.png"
+    ended = cli("attention", str(pairs_run), "red tan", "--answer", "nat", "--out", str(picture))
+    assert ended.code == 0, ended.err
+    first, *rows = lines(ended.out)
+    assert first == f"{pairs_run}: decoder.0.cross, mean of 2 heads"
+    assert [row.split()[0] for row in rows] == ["n", "a", "t", "<eos>"]
+    assert picture.stat().st_size > 1000
+    assert "relative to the largest weight of their row" in ended.err
+    heads = lines(cli("attention", str(pairs_run), "red", "--answer", "d", "--heads").out)
+    assert [row for row in heads if ": " in row] == [f"{pairs_run}: decoder.0.cross, head {head}" for head in (0, 1)]
+    drawn = tmp_path / "with-json.png"
+    actual = json.loads(cli("attention", str(pairs_run), "red", "--json", "--out", str(drawn)).out)[str(pairs_run)]
+    assert drawn.stat().st_size > 1000
+    assert {one["part"] for one in actual} == {"encoder.0.attention", "decoder.0.attention", "decoder.0.cross"}
+
+
+def test_attention_refuses_what_it_cannot_show(cli: Cli, text_run: Path, trees_run: Path) -> None:
+    assert cli("attention", str(text_run), "the cat").code == 0
+    assert "only an encoder-decoder writes" in cli("attention", str(text_run), "the", "--answer", "cat").err
+    assert "layer (9) must be 1 to 1" in cli("attention", str(text_run), "the", "--layer", "9").err
+    assert "there is no part 'cross'" in cli("attention", str(text_run), "the", "--module", "cross").err
+    assert "tagging reads no plain text" in cli("attention", str(trees_run), "cats").err

@@ -9,11 +9,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
 from pretended_mps import pretended_mps
 
-from manyformer.cli import device_trials
-from manyformer.cli.device_trials import try_recipe, try_recipes
-from manyformer.cli.doctor import DoctorFinding, _device
+from manyformer.cli import doctor
+from manyformer.cli.doctor import DoctorFinding, _device, try_recipe, try_recipes
 from manyformer.models import Model
-from manyformer.recipes import RECIPES
 from manyformer.system.missing_operators import MissingOperator, describe_missing, report_missing_operator
 
 MISSING = (
@@ -22,7 +20,7 @@ MISSING = (
 )
 
 
-def test_a_mac_is_told_with_what_it_has_and_lacks() -> None:
+def test_a_mac_is_described_by_what_it_has_and_lacks() -> None:
     with pretended_mps():
         found = list(_device())
     assert found[0] == DoctorFinding(
@@ -46,10 +44,8 @@ def test_a_recipe_that_needs_a_missing_operator_is_named(monkeypatch: pytest.Mon
         if model.spec.recipe == "t5":
             raise RuntimeError("a defect")
 
-    monkeypatch.setattr(device_trials, "_train_step", lacking)
-    monkeypatch.setattr(device_trials, "generate", lambda *arguments, **options: None)
-    monkeypatch.setattr(device_trials, "RECIPES", {name: RECIPES[name] for name in ("bert", "mamba", "t5")})
-    *wrong, summary = try_recipes(torch.device("cpu"))
+    monkeypatch.setattr(doctor, "_train_step", lacking)
+    *wrong, summary = try_recipes(torch.device("cpu"), ("bert", "mamba", "t5"))
     assert wrong == [
         DoctorFinding("mamba", "absent", "mps has no aten::_linalg_eigh"),
         DoctorFinding("t5", "broken", "RuntimeError: a defect"),

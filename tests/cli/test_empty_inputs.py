@@ -64,7 +64,7 @@ def test_an_empty_out_is_no_folder(words: str, option: tuple[str, ...], cli: Cli
 
 
 @pytest.mark.parametrize("words", [("generate", "", "to be"), ("predict", "", "a.txt"), ("evaluate", "")], ids=" ".join)
-def test_an_empty_name_of_a_run_is_told(words: tuple[str, ...], cli: Cli, here: Path) -> None:
+def test_an_empty_name_of_a_run_is_refused(words: tuple[str, ...], cli: Cli, here: Path) -> None:
     ended: Any = cli(*words)
     assert ended.code == 2
     assert ended.err.startswith("error: the name of the run is empty; ")

@@ -120,7 +120,7 @@ def test_it_is_planned_before_it_is_built(plain_run: Path, tmp_path: Path) -> No
     assert facts.bytes == sum(file.stat().st_size for file in files)
 
 
-def test_what_is_damaged_or_in_use_is_told(plain_run: Path, tmp_path: Path) -> None:
+def test_a_damaged_build_and_one_in_use_are_refused(plain_run: Path, tmp_path: Path) -> None:
     work, folder = datastore_job(plain_run, split="valid"), tmp_path / "store"
     build(work, folder)
     with locked_folder(folder), pytest.raises(UserError, match="is being built by another process"):

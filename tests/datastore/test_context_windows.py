@@ -99,7 +99,7 @@ def tokens_of(evaluation: Evaluation) -> int:
 
 
 @torch.inference_mode()
-def test_the_number_of_lanes_is_told_and_windows_do_not_depend_on_it(memory_run: Path, tmp_path: Path) -> None:
+def test_the_number_of_continued_rows_is_reported_and_changes_no_windows(memory_run: Path, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(OTHER)
     trained_run, model, windows = open_run(memory_run), mf.load(memory_run), ContextWindows(24, 8)

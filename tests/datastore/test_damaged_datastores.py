@@ -1,4 +1,4 @@
-"""Every file of a datastore is compared with what was written, and no field of a foreign one is believed."""
+"""Every file of a datastore is compared with what was written, and no field of a copied one is believed."""
 
 import json
 import shutil
@@ -83,20 +83,20 @@ def _meaning(content: bytes) -> Any:
         ({"text.documents": 2.5}, "documents"),
     ],
 )
-def test_no_field_of_a_foreign_datastore_is_believed(
+def test_no_field_of_an_edited_datastore_is_believed(
     folder: Path, tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    foreign = shutil.copytree(folder, tmp_path / "foreign", ignore=shutil.ignore_patterns(".*"))
+    copied = shutil.copytree(folder, tmp_path / "copied", ignore=shutil.ignore_patterns(".*"))
 
     def change_fields(content: dict[str, Any]) -> None:
         for key, value in change.items():
             part = content["text"] if key.startswith("text.") else content
             part[key.removeprefix("text.")] = value
 
-    edit_record(foreign / "datastore.json", change_fields)
-    write_manifest(foreign)
-    with pytest.raises(UserError, match=rf"foreign/.*{message}"):
-        used(foreign)
+    edit_record(copied / "datastore.json", change_fields)
+    write_manifest(copied)
+    with pytest.raises(UserError, match=rf"copied/.*{message}"):
+        used(copied)
 
 
 def set_keys(folder: Path) -> None:
@@ -126,12 +126,12 @@ def leave_folder(folder: Path) -> None:
 def test_content_is_checked_behind_a_right_sum(
     folder: Path, tmp_path: Path, change: Callable[[Path], None], message: str
 ) -> None:
-    foreign = shutil.copytree(folder, tmp_path / "foreign", ignore=shutil.ignore_patterns(".*"))
-    change(foreign)
+    copied = shutil.copytree(folder, tmp_path / "copied", ignore=shutil.ignore_patterns(".*"))
+    change(copied)
     if change is not leave_folder:
-        write_manifest(foreign)
+        write_manifest(copied)
     with pytest.raises(UserError, match=message):
-        used(foreign)
+        used(copied)
 
 
 def test_tables_of_neighbours_are_compared_with_their_sums(folder: Path, tmp_path: Path) -> None:

@@ -8,8 +8,7 @@ import pytest
 import torch
 from stores import written
 
-from manyformer.datastore import Datastore, ExcludedRanges
-from manyformer.datastore import nearest_keys as nearest_keys
+from manyformer.datastore import Datastore, ExcludedRanges, nearest_keys
 from manyformer.datastore.nearest_keys import nearest_entries, with_distances
 from manyformer.errors import UserError
 

@@ -70,7 +70,7 @@ def test_the_first_failure_ends_it() -> None:
     assert [one.risk for one in actual] == [0.0, 0.005, 0.3]
 
 
-def test_what_cannot_be_tested_is_refused() -> None:
+def test_thresholds_that_cannot_be_tested_are_refused() -> None:
     with pytest.raises(UserError, match="tolerance"):
         list(fixed_sequence_test([(0.5, [0.0])], tolerance=1.0, confidence=0.9))
     with pytest.raises(UserError, match="without prompts"):

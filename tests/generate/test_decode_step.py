@@ -240,7 +240,7 @@ def test_hooks_and_subclasses_take_part() -> None:
         assert (logits - plain(torch.cat([tokens, token], 1)).logits[:, -1:]).abs().max() > 0.1
 
 
-def test_foreign_models_are_called() -> None:
+def test_models_without_a_step_of_their_own_are_called() -> None:
     class Echo:
         vocab, max_length = 5, None
 

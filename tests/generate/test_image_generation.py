@@ -83,7 +83,7 @@ def test_halves() -> None:
         half_image_rows(levels(4, 4, 3))
 
 
-def test_mistakes() -> None:
+def test_images_that_cannot_be_generated_are_refused() -> None:
     model = painter("2d")
     images = np.zeros((1, 4, 6, 1), np.uint8)
     for rows in (0, 1, 3, 4):
@@ -139,7 +139,7 @@ def test_one_command_paints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     assert "nothing to generate" in capsys.readouterr().err
 
 
-def test_the_order_is_asked_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_pixels_is_that_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from manyformer.train import silent, train
 
     monkeypatch.chdir(tmp_path)

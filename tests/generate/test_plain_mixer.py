@@ -71,7 +71,7 @@ def test_hooks_inside_it_are_called_at_every_step(model: LanguageModel) -> None:
     assert calls == [1] * 6
 
 
-def test_a_forward_that_one_of_its_parts_got_is_the_one_that_decodes(model: LanguageModel) -> None:
+def test_a_forward_given_to_one_of_its_parts_is_the_one_that_decodes(model: LanguageModel) -> None:
     expected = texts(model, PROMPTS, use_cache=True, width=None)
     layer = next(part for part in model.modules() if isinstance(part, FadingSum))
     forward = layer.out.forward

@@ -163,7 +163,7 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_no_choice_left_is_told() -> None:
+def test_decoding_stops_where_no_token_can_be_chosen() -> None:
     with pytest.raises(ValueError, match="nothing to choose from for prompt 1 after 1 new tokens"):
         generate(Table(torch.zeros(3, 3)), [[0], [0, 2]], no_repeat_ngram=1, max_new=2, seed=1)
     broken = Table(torch.full((3, 3), math.nan))

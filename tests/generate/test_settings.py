@@ -74,7 +74,7 @@ def test_words_make_objects(words: dict[str, Any], decoding: Decoding) -> None:
         ({"stop": ("a", "")}, "a stop string must not be empty"),
     ],
 )
-def test_contradictions_are_told(words: dict[str, Any], message: str) -> None:
+def test_contradicting_options_are_refused(words: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         decoding_from_options(**words)
 

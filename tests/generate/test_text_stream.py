@@ -170,7 +170,7 @@ def test_prompts_in_every_form() -> None:
         ([[1]], {"decoding": Decoding(), "max_new": 3}, "give either decoding= or single settings, not both"),
     ],
 )
-def test_mistakes_are_told(prompts: Any, options: dict[str, Any], message: str) -> None:
+def test_prompts_and_options_that_cannot_be_are_refused(prompts: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         generate(Recurrent(9, max_length=12).eval(), prompts, **options)
 

@@ -187,7 +187,7 @@ def test_episodes_are_played_to_their_ends() -> None:
     assert (sampled.lengths != played.lengths).any()
 
 
-def test_an_episode_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyformer.rollouts.episode_recording.MAX_STEPS", 20)
     with pytest.raises(UserError, match="an episode of memory-length has not ended after 20 steps; limit it"):
         play_episodes(make_environment("memory-length", 2, {"length": 30}), TinyPolicy(3, 2), row_seeds(0, 2))

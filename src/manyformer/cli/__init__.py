@@ -80,6 +80,7 @@ def main() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code; messages go to stderr, results to stdout."""
     try:
+        # within the try: Ctrl-C while modules are imported must end as quietly as later
         import_commands()
         from manyformer.cli.app import run_command
 

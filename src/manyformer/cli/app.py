@@ -105,16 +105,17 @@ def sort_commands(names: Sequence[str]) -> None:
 def _printing(function: Callable[..., Output]) -> Callable[..., int]:
     """The command that prints what `function` returns, with the option --json at the end of its options.
 
-    A function that has the parameter `as_json` itself is told, too.
+    A function that has the parameter `as_json` itself is given the choice, too.
     """
     signature = inspect.signature(function)
     parameters = dict(signature.parameters)
-    is_told = "as_json" in parameters
+    takes_choice = "as_json" in parameters
+    # last, so that --json ends the list of options in every help
     parameters.setdefault("as_json", Parameter("as_json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption))
 
     @wraps(function)
     def run(*arguments: Any, as_json: bool, **options: Any) -> int:
-        if is_told:
+        if takes_choice:
             options["as_json"] = as_json
         output = function(*arguments, **options)
         print_output(output, as_json=as_json)
@@ -122,6 +123,7 @@ def _printing(function: Callable[..., Output]) -> Callable[..., int]:
             return DONE
         return DEFECT
 
+    # typer reads options from the signature, which `wraps` would take from the function
     run.__signature__ = signature.replace(parameters=list(parameters.values()))  # type: ignore[attr-defined]
     return run
 
@@ -162,9 +164,11 @@ def _root(
 def run_command(arguments: Sequence[str]) -> int:
     """Run one command line and return its exit code, after the modules of the commands are imported."""
     debug, imports, remaining = _take_global_options(list(arguments))
+    # a shell asks for completions: typer answers and ends the process
     if "_MANYFORMER_COMPLETE" in os.environ:
         app(prog_name="manyformer")
     with warnings.catch_warnings():
+        # restored after the command: a process that calls `run` has its own way to show warnings
         warnings.showwarning = _show_warning
         return _run_reporting_errors(imports, remaining, debug=debug)
 
@@ -213,6 +217,7 @@ def _invoke(arguments: list[str]) -> int:
         arguments = [*form, *arguments[1:]]
     _check_out(arguments)
     command = typer.main.get_command(app)
+    # typer keeps the line breaks of docstrings, which are those of an editor
     for subcommand in getattr(command, "commands", {}).values():
         subcommand.help = _join_lines(subcommand.help or "")
     try:
@@ -221,6 +226,7 @@ def _invoke(arguments: list[str]) -> int:
     except typer.Exit as end:
         return end.exit_code
     except UserErrors as error:
+        # a misspelled option was taken for a setting, whose errors do not know of options
         used = getattr(command, "commands", {})[arguments[0]]
         options = [option for parameter in used.params for option in parameter.opts if option[:2] == "--"]
         raise UserErrors(suggest_options(error.lines, arguments, options)) from error
@@ -231,13 +237,16 @@ def _invoke(arguments: list[str]) -> int:
 
 def _check_out(arguments: list[str]) -> None:
     """Raise UserError for an `--out` without a text, as of a variable that is not set: it would mean this folder."""
-    if "--" in arguments:
-        end = arguments.index("--")
-    else:
-        end = len(arguments)
-    options = arguments[:end]
+    options = arguments[: _options_end(arguments)]
     if "--out=" in options or ("--out", "") in pairwise(options):
         raise UserError("--out is empty; give the file or folder to write, or leave it out")
+
+
+def _options_end(arguments: list[str]) -> int:
+    """The place of a bare `--`, behind which nothing is an option; without one, the end."""
+    if "--" in arguments:
+        return arguments.index("--")
+    return len(arguments)
 
 
 def _join_lines(text: str) -> str:
@@ -250,10 +259,7 @@ def _take_global_options(arguments: list[str]) -> tuple[bool, list[str], list[st
 
     Returns whether `--debug` was given, the modules, and the other arguments.
     """
-    if "--" in arguments:
-        end = arguments.index("--")
-    else:
-        end = len(arguments)
+    end = _options_end(arguments)
     options = arguments[:end]
     imports = list[str]()
     remaining = list[str]()
@@ -303,6 +309,7 @@ def _report_error(error: Exception, *, debug: bool) -> int:
 
 
 def _report_usage_error(error: typer.TyperException) -> int:
+    # errors of typer differ in what they know
     context = getattr(error, "ctx", None)
     message = error.format_message()
     if option := getattr(error, "option_name", None):
@@ -312,6 +319,7 @@ def _report_usage_error(error: typer.TyperException) -> int:
             if suggestions:
                 hint = f"did you mean {' or '.join(sorted(suggestions))}?"
             message = f"there is no option {option}; {hint}"
+    # as all other messages begin, after "error: "
     print_error(message[:1].lower() + message[1:])
     if context is not None:
         print_error(f"'{context.command_path} --help' explains the command", mark="")

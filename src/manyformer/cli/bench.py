@@ -60,6 +60,7 @@ def bench(
     if threads is not None:
         import torch
 
+        # before models are built, which measure on these threads from the first pass on
         torch.set_num_threads(threads)
     candidates, keywords = _read_candidates(arguments)
     with status_line("measuring") as status:

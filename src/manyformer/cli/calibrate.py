@@ -34,7 +34,7 @@ OPTIONS_OF = {
     "--sweep": ("values", "draws", "seed", "split", "prompts", "rounds", "tokenize"),
     "--text": ("answer",),
 }
-"""The three things that can be asked for, with the options that are for one of them alone."""
+"""The three ways to use the command, with the options that are for one of them alone."""
 
 
 @command(
@@ -118,8 +118,8 @@ def calibrate(
     With --text: the steps until each token halts, or the layer at which it exits. For adaptive computation time the
     picture shows the halting probabilities of each step.
     """
-    asked = {"--tolerance": tolerance is not None, "--sweep": sweep, "--text": text is not None}
-    chosen = [option for option, is_asked in asked.items() if is_asked]
+    modes = {"--tolerance": tolerance is not None, "--sweep": sweep, "--text": text is not None}
+    chosen = [option for option, is_chosen in modes.items() if is_chosen]
     if len(chosen) != 1:
         raise UserError(
             "calibrate certifies a threshold (--tolerance 0.05), measures a range of them (--sweep), or counts the "
@@ -150,6 +150,7 @@ def _certify(run: str, test: dict[str, Any], texts: dict[str, Any], file: Path, 
     from manyformer.exits import load_calibration_prompts
     from manyformer.exits.calibration import check_levels
 
+    # before the model is loaded and its data read
     check_levels(test["tolerance"], test["confidence"])
     model_folder(run)
     prompts = load_calibration_prompts(run, device=resolve_device(device), **texts)
@@ -203,6 +204,7 @@ def _sweep(
                 rounds=rounds,
                 on_point=lambda point: status(f"{point.model}: threshold {point.label}, {point.layers:.2f} layers"),
             )
+            # the full model comes first, and stays beside the best of each cost
             points += points_of_run if draws is None else [points_of_run[0], *best_in_bins(points_of_run[1:])]
     return points
 

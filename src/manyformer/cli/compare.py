@@ -104,6 +104,7 @@ def compare(
     from manyformer.compare.suite_runner import SuiteOptions, run_suite
     from manyformer.config.comparison import Comparison
 
+    # its class decides what the other options mean
     comparison = _read(target, overrides, split_commas(recipes))
     carry_out: Callable[..., ComparisonResult | SuiteResult]
     if isinstance(comparison, Comparison):
@@ -152,6 +153,7 @@ def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Compa
 def _plan_page(comparison: "Comparison", seeds: int) -> Iterator[Block]:
     from manyformer.config import differences
 
+    # the trials of a case share its first seed, the best goes on with the others
     trainings = sum(len(case.trials) + seeds - 1 for case in comparison.cases if case.trained_by is None)
     yield f"{comparison.file.title}: {trainings} trainings\n"
     first = comparison.cases[0]

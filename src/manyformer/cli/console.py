@@ -69,7 +69,7 @@ class Output(NamedTuple):
 
 
 def print_output(output: Output, *, as_json: bool) -> None:
-    """Print what a command has found in the form asked for, and write its picture."""
+    """Print what a command has found in the chosen form, and write its picture."""
     if as_json:
         print_json(output.value)
     else:
@@ -101,6 +101,7 @@ def print_result(*lines: str) -> None:
 def print_text(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
     """Print text that is itself the result, of a model or a file: unchanged, but on a terminal as all other output."""
     stream = sys.stdout if file is None else file
+    # a file or a pipe gets the text as it is, control characters included; a terminal would obey them
     print(printable(text) if stream.isatty() else text, end=end, file=stream, flush=True)
 
 
@@ -130,6 +131,7 @@ def _cut_word(match: re.Match[str]) -> str:
 
 def print_json(value: Any) -> None:
     """Print one JSON document to stdout; infinite numbers and NaN become null, other objects their text."""
+    # JSON has an escape for every character, plain text has none: so nothing is lost on such a stream
     escaped = not shows_all_characters(sys.stdout)
     print(printable(json_text(json_form(value), indent=2, ensure_ascii=escaped, default=str)))
 
@@ -142,6 +144,7 @@ def json_line(value: Any) -> str:
 def json_form(value: Any) -> Any:
     """`value` with an object of the fields in the place of each record, and lists in that of arrays."""
     if hasattr(value, "_asdict"):
+        # a NamedTuple is a tuple, too, of which JSON would make a list without names
         value = value._asdict()
     elif dataclasses.is_dataclass(value):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -168,6 +171,7 @@ def print_table(table: PageTable) -> None:
     for row in table.rows:
         # Text, because rich would parse brackets in a cell as markup
         drawn.add_row(*(Text(printable(str(cell).translate(VISIBLE_WHITESPACE))) for cell in row))
+    # a pipe has no width: rows stay whole for `grep` and `cut`
     console = Console(width=None if sys.stdout.isatty() else table.width)
     # names stay whole where they leave half of the width to the other columns
     names = max((len(str(cell)) for cell in drawn.columns[0].cells), default=0)
@@ -175,6 +179,7 @@ def print_table(table: PageTable) -> None:
     with console.capture() as captured:
         console.print(drawn)
     for line in captured.get().splitlines():
+        # cells are padded to the width of their column, also the last ones
         print(line.rstrip())
 
 
@@ -188,6 +193,7 @@ def print_heading(text: str) -> None:
 
 def format_count(number: float) -> str:
     """A large number with three digits and a unit: 63.1 M."""
+    # thousands only from ten on: 9,876 says more than 9.88 k
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(number) >= 10 * size or (abs(number) >= size > 1e3):
             return f"{number / size:.3g} {unit}"

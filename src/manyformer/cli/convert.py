@@ -99,6 +99,7 @@ def export(
     texts, tokens and images, and readers of answers can be exported."""
     folder = model_folder(run)
     address = None
+    # without a push the folder is complete at once; with one it stays marked as unfinished until all is uploaded
     if push is None:
         check_new_folder(out)
         report = _export(folder, out, dtype)
@@ -106,6 +107,7 @@ def export(
         work = f"export {folder} as {dtype} and push it to {push}"
         if check_unfinished(Path(out), work):
             print_note(f"going on with {out}, which was written and not pushed")
+        # an upload may fail after minutes: the same command then goes on with the folder that is there
         with unfinished_folder(Path(out), work):
             report = _export(folder, out, dtype)
             address = _push(out, push)
@@ -221,12 +223,14 @@ def convert(
             on_progress=lambda step, loss: update(f"attention transfer: step {step}/{transfer}, loss {loss:.4g}"),
             **changed,
         )
+    # a folder of transformers has no files of tokenizers in our form to copy
     if is_hugging_face(folder):
         save_imported(converted.model, out)
     else:
         converted.model.save(out, tokenizers_of=folder)
     report = converted.report
     defaults = recipe.signature.parameters
+    # only those that a run file must name; the vocabulary comes with the data
     settings = {name: value for name, value in report.keywords.items() if value != defaults[name].default}
     chosen = " ".join(f"model.{name}={value}" for name, value in settings.items() if name != "vocab")
     further = f"train it further: recipe={recipe.card.name} init_from={out} {chosen}"
@@ -241,6 +245,7 @@ def _report_page(report: "ConversionReport", match: str) -> Iterator[Block]:
         *sorted((origin.kind, origin.how, origin.name) for origin in report.origins),
         *sorted(("left behind", reason, name) for name, reason in report.left_behind.items()),
     ]
+    # sorted by fate first, because groupby joins neighbors alone
     groups = groupby(fates, key=lambda fate: fate[:2])
     yield PageTable(("", "how", "tensors"), [(*fate, _abbreviate([row[2] for row in group])) for fate, group in groups])
     yield from map(Note, report.changes)

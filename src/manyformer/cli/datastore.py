@@ -115,6 +115,7 @@ def index(
     kinds: dict[str, FlatIndex | IVFPQIndex] = {"flat": FlatIndex(), "ivfpq": IVFPQIndex(lists, codes, train_keys)}
     if kind not in kinds:
         raise UserError(f"there is no index '{kind}'; {suggest_names(kind, kinds)}")
+    # exact, because the index is about to be replaced, and a damaged one must not be in the way
     store = Datastore(folder, exact=True)
     file = store.folder / INDEX
     if remove:
@@ -159,6 +160,7 @@ def tune(
             exclude_own=exclude_own,
             on_progress=lambda share: status(f"tuning {folder}: {share:.0%}"),
         )
+    # in the datastore, where `evaluate`, `look` and `generate --datastore` find it
     store.save_settings(result.best)
     return tuning_output(folder, result)
 
@@ -218,9 +220,10 @@ def look(
 
     store = Datastore(folder, exact=exact, probe=probe)
     model = knn_lm(load_generator(run, device), store, neighbours=neighbours, weight=weight, temperature=temperature)
+    # without --lines all of standard input is one prompt
     (text,) = read_prompts(prompt, lines=False)
-    found = inspect_prompt(model, text, num_neighbours=shown)
-    return Output(found, neighbours_page(store, found))
+    retrieved = inspect_prompt(model, text, num_neighbours=shown)
+    return Output(retrieved, neighbours_page(store, retrieved))
 
 
 @command(None, name="neighbours", group=store_app)

@@ -7,9 +7,9 @@ import platform
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 
@@ -19,7 +19,10 @@ from manyformer.cli.options import complete_runs
 from manyformer.errors import UserError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+
+    from manyformer.models import Model
 
 
 @command(
@@ -67,10 +70,10 @@ def doctor(
     else:
         findings = verify_folder(Path(folder))
     if recipes:
-        from manyformer.cli.device_trials import try_recipes
+        from manyformer.recipes import RECIPES
         from manyformer.system.devices import best_device
 
-        findings += try_recipes(best_device())
+        findings += try_recipes(best_device(), sorted(RECIPES))
     broken = sum(finding.state == "broken" for finding in findings)
     table = PageTable(("subject", "", "result"), findings)
     verdict = "All checks passed."
@@ -84,6 +87,12 @@ NEWEST_TESTED_TORCH = (2, 15)
 """The releases between which the tests have passed: `benchmarks/check_versions.py`."""
 
 CheckStatus = Literal["ok", "absent", "broken"]
+
+TRIED_ROWS = 2
+TRIED_TOKENS = 32
+TRIED_PROMPTS = ([1, 2, 3], [4, 5])
+TRIED_NEW_TOKENS = 3
+"""The sizes of a training step, and what is decoded, when a recipe is tried on a device."""
 
 EXTRAS = (
     ("translate", "sacrebleu", "BLEU, chrF and TER"),
@@ -131,6 +140,7 @@ def verify_folder(folder: Path) -> list[DoctorFinding]:
         state: CheckStatus = "ok"
         try:
             files = VerifiedFolder.open(manifest.parent)
+            # also of files whose sums were found right before: bits may rot
             files.verify(recompute=True)
             total = sum(size for size, _ in files.sums.values())
             result = f"{len(files.sums)} files, {total / 1e6:,.1f} MB"
@@ -145,6 +155,7 @@ def _run_check(check: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFindi
     try:
         return list(check())
     except Exception as error:
+        # whatever is wrong with an installation must not keep the other checks from running
         return [DoctorFinding(check.__name__.strip("_"), "broken", f"{type(error).__name__}: {error}")]
 
 
@@ -167,6 +178,7 @@ def _torch() -> Iterator[DoctorFinding]:
         yield DoctorFinding("torch", "ok", f"{torch.__version__}, not tested with this version, but {tested}")
     else:
         yield DoctorFinding("torch", "ok", torch.__version__)
+    # those that this process may use, which a container or a scheduler limits
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     yield DoctorFinding("threads", "ok", f"{torch.get_num_threads()} on {cores} cores (OMP_NUM_THREADS sets them)")
 
@@ -207,6 +219,7 @@ def _attention() -> Iterator[DoctorFinding]:
 
     device = best_device()
     q, k, v = torch.randn(3, 1, 2, 8, 16, device=device).unbind()
+    # 4 is the square root of the 16 channels of a head
     expected = (q @ k.mT / 4).softmax(-1) @ v
     yield _compare_outputs("SDPA", scaled_dot_product_attention(q, k, v), expected)
     with warnings.catch_warnings():
@@ -218,6 +231,7 @@ def _attention() -> Iterator[DoctorFinding]:
 def _compare_outputs(subject: str, output: object, expected: "Tensor") -> DoctorFinding:
     assert isinstance(output, type(expected))
     difference = float((output - expected).abs().max())
+    # far above rounding in any precision, far below a wrong result
     if difference > 1e-2:
         return DoctorFinding(subject, "broken", f"differs from softmax(q k') v by {difference:.0e}")
     return DoctorFinding(subject, "ok", f"agrees with softmax(q k') v to {difference:.0e}")
@@ -256,3 +270,55 @@ def _corpus() -> Iterator[DoctorFinding]:
         return
     total = sum(file.stat().st_size for file in source_files)
     yield DoctorFinding("data stdlib", "ok", f"{len(source_files)} files of Python's own library, {total / 1e6:.1f} MB")
+
+
+def try_recipes(device: "torch.device", names: Sequence[str]) -> Iterator[DoctorFinding]:
+    """Try these recipes with tiny sizes; yields a finding for each that does not work, and one for the others."""
+    from manyformer.system.devices import device_kind
+
+    working = 0
+    title = device_kind(device).describe(device)
+    for name in names:
+        finding = try_recipe(name, device)
+        if finding is None:
+            working += 1
+        else:
+            yield finding
+    yield DoctorFinding("recipes", "ok", f"{working} of {len(names)} train and decode on {device.type} ({title})")
+
+
+def try_recipe(name: str, device: "torch.device") -> DoctorFinding | None:
+    """What is wrong with a recipe on a device, in a training step and in decoding; None if it works."""
+    from manyformer.check.tiny_models import build_tiny
+    from manyformer.generate import generate
+    from manyformer.recipes.registry import task_of
+    from manyformer.system.missing_operators import missing_need
+
+    try:
+        model: Any = build_tiny(name, {}, 0).to(device)
+        _train_step(model)
+        if task_of(model).generates in ("continuation", "answer"):
+            # two prompts of different lengths, so that padding is decoded, too
+            generate(model, TRIED_PROMPTS, max_new=TRIED_NEW_TOKENS, stop_ids=())
+    except Exception as error:
+        missing = missing_need(error)
+        if missing is None:
+            return DoctorFinding(name, "broken", f"{type(error).__name__}: {str(error)[:120]}")
+        need, lacking_device = missing
+        return DoctorFinding(name, "absent", f"{lacking_device} has no {need}")
+    return None
+
+
+def _train_step(model: "Model") -> None:
+    import torch
+
+    from manyformer.recipes.registry import task_of
+    from manyformer.train.step_job import StepJob, own_engine
+
+    task = task_of(model)
+    generator = torch.Generator().manual_seed(0)
+    length = task.fixed_length(model) or min(TRIED_TOKENS, model.max_length or TRIED_TOKENS)
+    tokens = torch.randint(task.token_ids(model), (TRIED_ROWS, length), generator=generator)
+    inputs = task.example(model, tokens)
+    targets = task.random_targets(model, inputs, generator)
+    StepJob(own_engine(model, autocast=None), [task.batch(model, inputs, targets)])()

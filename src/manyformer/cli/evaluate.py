@@ -80,6 +80,7 @@ def evaluate(
     from manyformer.evaluate import evaluate as score
 
     changed = changed_keywords(run, keywords)
+    # either would replace the other in silence
     if calibration is not None and "threshold" in changed:
         raise UserError(f"threshold={changed['threshold']} contradicts --calibration, which sets the threshold")
     settings = EvaluationSettings(
@@ -94,6 +95,7 @@ def evaluate(
     windows = ContextWindows.of(context, stride)
 
     def score_run(name: str) -> "Evaluation":
+        # runs beside it are scored as they are: keywords and the calibration are those of the first
         is_first = name == run
         with status_line(f"scoring {name}") as status:
             return score(
@@ -123,10 +125,10 @@ def evaluate(
 
 
 def _evaluation_record(run: str, evaluation: "Evaluation") -> dict[str, Any]:
-    """An evaluation as JSON has it, where the floors of generated data are lists of their fields."""
+    """An evaluation as JSON has it, where the baselines of generated data are lists of their fields."""
     guesses = None
     if evaluation.guesses is not None:
-        guesses = [tuple(floor) for floor in evaluation.guesses]
+        guesses = [tuple(guess) for guess in evaluation.guesses]
     return {"run": run, **json_form(evaluation), "guesses": guesses}
 
 
@@ -150,6 +152,7 @@ def source_lengths(text: str | None, beside: list[str] | None, picture: Path | N
                 "--beside and --out show BLEU by source length: give its ranges, such as --lengths 10,20,30"
             )
         return ()
+    # a word that is no number becomes 0, which the check of the order refuses
     limits = tuple(int(word) if word.strip().isdecimal() else 0 for word in text.split(","))
     if not all(low < high for low, high in pairwise((0, *limits))):
         raise UserError(f"--lengths ({text}) must be ascending whole numbers of words from 1 on, such as 10,20,30")
@@ -158,13 +161,13 @@ def source_lengths(text: str | None, beside: list[str] | None, picture: Path | N
 
 def wanted_returns(text: str | None) -> tuple[float, ...]:
     """The numbers of --wanted. Raises UserError for others."""
+    if text is None:
+        return ()
     try:
-        if text is not None:
-            returns = tuple(map(float, text.split(",")))
-        else:
-            returns = ()
+        returns = tuple(map(float, text.split(",")))
     except ValueError:
         returns = (math.nan,)
+    # float() also reads "nan" and "inf", which no episode can earn
     if not all(map(math.isfinite, returns)):
         raise UserError(f"--wanted ({text}) must be numbers with commas between them, such as 100,200,500")
     return returns
@@ -222,7 +225,7 @@ def floors(
     data = _generated_data(target, settings)
     measured = measure_floors(data, examples)
     title = f"{data.rule}: accuracy of guesses in %, on {measured[0].targets:,} targets"
-    rows = [(floor.name, f"{floor.accuracy:.1f}", f"{floor.standard_error:.1f}") for floor in measured]
+    rows = [(guess.name, f"{guess.accuracy:.1f}", f"{guess.standard_error:.1f}") for guess in measured]
     return Output(measured, [title, PageTable(("guess", "accuracy", "+-"), rows, right=(1, 2))])
 
 

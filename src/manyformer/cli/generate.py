@@ -122,6 +122,7 @@ def generate(
     from manyformer.data.pixel_tokenizer import PixelTokenizer
 
     generator = load_generator(run, device)
+    # what the model was trained on decides which options make sense
     if isinstance(generator.tokenizer, PixelTokenizer):
         refuse_options(
             context, TEXT_OPTIONS, f"the model in {run} generates images, and {{option}} is for text: leave it out"
@@ -168,6 +169,7 @@ def _text_decoding(
         options |= {"temperature": None, "seed": None, "samples": None, "best": samples if beam else None}
     elif temperature is None:
         options["temperature"] = TEMPERATURE
+    # shells pass these escapes as two characters
     options["stop"] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in options.get("stop") or ())
     options["use_cache"] = use_cache
     return decoding_from_options(**options)
@@ -199,6 +201,7 @@ def _write_texts(model: Any, prompts: list[str], decoding: "Decoding", *, as_jso
     """
     from manyformer.generate import BeamSettings, generate
 
+    # several texts would be mixed on the terminal if all were streamed
     is_single = len(prompts) == 1 and getattr(decoding.choice, "samples", 1) == 1
     if not is_single or as_json or isinstance(decoding.choice, BeamSettings):
         result = generate(model, prompts, decoding=decoding)
@@ -217,6 +220,7 @@ def _write_texts(model: Any, prompts: list[str], decoding: "Decoding", *, as_jso
 
 
 def _output_lines(prompts: list[str], result: "GenerationResult", *, as_json: bool) -> Iterator[str]:
+    # beam search has no seeds, so that the shorter list is filled up
     texts = [(prompt, answer) for prompt, answers in zip(prompts, result.rows) for answer in answers]
     for number, ((prompt, answer), seed) in enumerate(zip_longest(texts, result.seeds), 1):
         if as_json:

@@ -72,7 +72,7 @@ def heads(
     measures = _measures(trained, model, ablate, relevance, sentences, importance=importance)
     with status_line(f"reading sentences with {run}") as status:
         try:
-            analysis = _analyse(trained, model, trees, sentences, status)
+            analysis = _analyze(trained, model, trees, sentences, status)
             refusal = None
         except UserError as error:
             # the heads of a model that reads no text can be measured all the same
@@ -94,15 +94,14 @@ def heads(
     heads_found = [{**report._asdict(), "syntax": report.syntax[:5]} for report in reports]
     value = {"run": run, **counts, "heads": heads_found, **values}
     # the JSON form has the spectrum of each head in its report
+    grid_values = dict(values)
     if spectrum:
-        spectra = {"spectrum": _by_layer(reports, lambda report: report.spectrum)}
-    else:
-        spectra = {}
-    grids = _grids(reports, {**values, **spectra})
+        grid_values["spectrum"] = _by_layer(reports, lambda report: report.spectrum)
+    grids = _grids(reports, grid_values)
     return Output(value, _heads_page(grids, reports), out, partial(draw_grids, grids))
 
 
-def _analyse(
+def _analyze(
     trained: "TrainedRun", model: "Model", trees: Path | None, sentences: int, status: Callable[[str], None]
 ) -> "HeadAnalysis":
     """Read the held-out sentences, and those with trees."""
@@ -134,6 +133,7 @@ def _measures(
     """The requested measures besides the analysis of attention weights, by name."""
     from manyformer.heads.run_measures import ablation_in_run, importance_in_run, relevance_in_run
 
+    # functions, because each takes a pass or more over the data, and the status line names the one that runs
     measures: dict[str, Callable[[], Any]] = {}
     if importance:
         measures["importance"] = lambda: importance_in_run(trained, model, rows)
@@ -160,11 +160,11 @@ def _grids(
 
     confidences = _by_layer(reports, lambda report: report.confidence)
     labels = _by_layer(reports, lambda report: ", ".join(report.labels))
+    grids: dict[str, list[HeadGrid]] = {}
     if reports:
-        grids = {"confidence": head_grids(confidences, labels)}
-    else:
-        grids = {}
+        grids["confidence"] = head_grids(confidences, labels)
     for name, layers in values.items():
+        # labels stand in the grid of confidence alone
         grids[name] = head_grids(layers, {part: [""] * len(layer) for part, layer in layers.items()})
     return grids
 
@@ -176,6 +176,7 @@ def _heads_page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[He
     for measure, measure_grids in grids.items():
         for grid in measure_grids:
             yield Heading(f"{measure}: {grid.kind}")
+            # layers may have different numbers of heads after pruning
             width = max(map(len, grid.values))
             yield PageTable(("layer", *(f"head {head}" for head in range(width))), grid_rows(grid))
     rows = [(report.part, report.head, *_evidence(report)) for report in reports if report.labels]
@@ -186,17 +187,19 @@ def _heads_page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[He
 
 def _evidence(report: "HeadReport") -> tuple[str, str, str]:
     """The numbers behind the labels of a head."""
-    offset = report.offset
-    rare = report.rare
-    score = report.syntax[0] if report.syntax else None
-    return (
-        "" if offset is None else f"{offset.offset:+d} in {offset.share:.0%}",
-        ""
-        if score is None
-        else f"{score.relation}, {score.direction}: {score.accuracy:.0%} of {score.edges:,}, "
-        f"best offset {score.offset:+d} {score.baseline:.0%}",
-        "" if rare is None else f"{rare.least:.0%}, chance {rare.chance:.0%}",
-    )
+    offset = ""
+    if report.offset is not None:
+        offset = f"{report.offset.offset:+d} in {report.offset.share:.0%}"
+    relation = ""
+    if report.syntax:
+        score = report.syntax[0]
+        # a relation is evidence only as far as no fixed offset does as well
+        best_offset = f"best offset {score.offset:+d} {score.baseline:.0%}"
+        relation = f"{score.relation}, {score.direction}: {score.accuracy:.0%} of {score.edges:,}, {best_offset}"
+    rare = ""
+    if report.rare is not None:
+        rare = f"{report.rare.least:.0%}, chance {report.rare.chance:.0%}"
+    return offset, relation, rare
 
 
 @command(
@@ -262,8 +265,8 @@ def _ranking(
 
     options = {"--penalty": penalty, "--steps": steps, "--learning-rate": learning_rate}
     if how == "importance":
-        if given := [name for name, value in options.items() if value is not None]:
-            raise UserError(f"{given[0]} ({options[given[0]]}) is for --how gates; importance trains nothing")
+        if ignored := [name for name, value in options.items() if value is not None]:
+            raise UserError(f"{ignored[0]} ({options[ignored[0]]}) is for --how gates; importance trains nothing")
         return ImportanceRanking()
     for name in ("--penalty", "--learning-rate"):
         if (value := options[name]) is not None and not 0 < value < float("inf"):

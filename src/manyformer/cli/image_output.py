@@ -46,6 +46,7 @@ def write_images(model: Model, run: str, job: ImageJob, *, stats: bool) -> None:
     source_tokens = image_generation.source_tokens_of(model)
     draw: Callable[..., Iterator[tuple[GeneratedImages, Path]]] = _draw_new
     if source_tokens:
+        # a class is one token, a small image has one for each of its values
         if source_tokens == 1:
             draw = _draw_classes
         else:
@@ -102,6 +103,7 @@ def _draw_classes(
     if not samples:
         raise UserError("nothing to generate: set --samples above 0")
     result = image_generation.paint_classes(model, classes, tries=samples, **options)
+    # one list for each class; the rows of the picture take one image of each
     columns = [result.images[start : start + samples] for start in range(0, len(result.images), samples)]
     rows = [np.stack(row) for row in zip(*columns)]
     draw_rows(rows, folder / SAMPLES, dict(enumerate(classes)))
@@ -125,6 +127,7 @@ def _draw_enlarged(
     reduction = originals.shape[1] // image_generation.small_shape_of(model).height
     small = reduced_images(originals, reduction)
     result = image_generation.enlarge(model, small, tries=tries, **options)
+    # as large as the originals, with the pixels that the model has read
     pictured = small.repeat(reduction, 1).repeat(reduction, 2)
     rows = [
         np.stack([pictured[index], *result.images[index * tries : (index + 1) * tries], original])

@@ -81,6 +81,7 @@ def read_keywords(recipe: "Recipe", arguments: list[str] | None) -> dict[str, An
         name = override.key.removeprefix("model.")
         keywords[name], reason = check_keyword(name, override.value, recipe.signature, valid_names)
         if reason:
+            # collected, so that all mistakes of a command line are reported at once
             mistakes.append(SettingError(override.location, override.key, reason))
     if mistakes:
         raise UserErrors(map(str, mistakes))
@@ -94,6 +95,7 @@ def resolve_device(device: str | None) -> str:
     devices = available_devices()
     if device is None:
         return devices[0]
+    # "cuda:1" is one of the devices "cuda"
     if device.partition(":")[0] not in devices:
         raise UserError(f"--device {device} is not available; available: {', '.join(devices)}")
     return device
@@ -164,6 +166,7 @@ def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
     """
     from manyformer.data.text_files import split_lines, without_line_end
 
+    # a command in a script without a prompt has a pipe or a file for its input, not a person
     is_piped = prompt == "-" or (prompt is None and not sys.stdin.isatty())
     if lines and not is_piped:
         raise UserError("--lines reads prompts from standard input: pipe them in, or give '-' as the prompt")
@@ -196,6 +199,7 @@ def read_text() -> str:
     """All of standard input as text. Raises UserError for more than `MAX_PROMPT_BYTES`."""
     from manyformer.data.text_files import decode_text
 
+    # one byte more than allowed shows that there are too many without reading them all
     data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
     if len(data) > MAX_PROMPT_BYTES:
         raise UserError(f"standard input has more than {MAX_PROMPT_BYTES:,} bytes, which is too much for prompts")
@@ -211,6 +215,7 @@ def read_lines(name: str) -> Iterator[str]:
         yield from stdin_lines()
         return
     lines = text_files.read_lines(text_files.existing_path(name))
+    # read before any output, so that an empty file is an error and not an empty result
     first = next(lines, None)
     if first is None:
         raise UserError(f"{name}: there is no line in it")
@@ -224,5 +229,6 @@ def typed_lines(prompt: str) -> Iterator[str]:
         try:
             yield input(prompt)
         except EOFError:
+            # the prompt of the terminal stays on its line after Ctrl-D
             print(file=sys.stderr)
             return

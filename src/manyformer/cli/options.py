@@ -27,6 +27,7 @@ def complete_recipes() -> list[str]:
     """The names of the recipes of this package and of installed ones, from their declarations: importing them takes
     seconds."""
     names = set(entry_points(RECIPE_GROUP))
+    # by their text, because importing all recipes takes longer than anybody waits for a completion
     for file in RECIPES_FOLDER.glob("*.py"):
         names |= {name.replace("_", "-") for name in DECLARED_RECIPE.findall(file.read_text(encoding="utf-8"))}
     return sorted(names)
@@ -62,6 +63,7 @@ def complete_comparisons(context: typer.Context) -> list[str]:
 
 
 def _before_settings(context: typer.Context, names: Iterable[str]) -> list[str]:
+    # the first argument is there already
     if context.params.get("arguments"):
         return []
     return list(names)
@@ -121,7 +123,9 @@ def decoding_options(*names: str, **notes: str) -> Callable[[F], F]:
         return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
     def expand(function: F) -> F:
+        # without the last, `**decoding`, in whose place the options come
         parameters = list(inspect.signature(function).parameters.values())[:-1]
+        # before all other options, in the order of the call
         first = sum(parameter.kind is not Parameter.KEYWORD_ONLY for parameter in parameters)
         parameters[first:first] = map(option, names)
         function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -139,8 +143,10 @@ def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
         argument = remaining.pop(0)
         if argument.startswith("--"):
             settings.append(argument)
+            # its value is the next argument, unless that is an option itself
             if "=" not in argument and remaining and not remaining[0].startswith("--"):
                 settings.append(remaining.pop(0))
+        # a file may have = in its name
         elif target is None and ("=" not in argument or Path(argument).is_file()):
             target = argument
         else:
@@ -151,12 +157,14 @@ def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
 def refuse_options(context: typer.Context, names: Iterable[str], message: str) -> None:
     """Raise UserError with `message`, in which {option} is its name, for the first of these options that was given."""
     for parameter in context.command.params:
+        # typer does not say whether an option was given, only its value: one that equals the default changes nothing
         if parameter.name in names and context.params[parameter.name] not in (None, False, [], (), parameter.default):
             raise UserError(message.format(option=parameter.opts[0]))
 
 
 def suggest_options(lines: Iterable[str], arguments: Iterable[str], options: Sequence[str]) -> list[str]:
     """Lines of errors, of which those about an argument that resembles one of the options suggest the option, too."""
+    # settings may look like options, so that either may have been meant
     keys = {argument.partition("=")[0] for argument in arguments if argument.startswith("--")}
     suggestions = {key: difflib.get_close_matches(key, options, n=1, cutoff=0.75) for key in keys.difference(options)}
 

@@ -40,10 +40,12 @@ def play(
     from manyformer.rollouts import likeliest_actions, play_steps, sample_actions
     from manyformer.view.image_sheets import check_animation, write_animation
 
+    # before the episode is played, so that a wrong suffix costs nothing
     check_animation(out)
     model_folder(run)
     policy = open_policy(run, resolve_device(device))
     environment = policy.make_environment(1, drawn=True)
+    # actions are drawn by torch, episodes by their own seeds
     torch.manual_seed(seed)
     select = sample_actions if sample else likeliest_actions
     frames = []
@@ -114,6 +116,7 @@ def record(
     for run in runs or ():
         model_folder(run)
     policies = {run: open_policy(run, resolve_device(device)) for run in runs or ()}
+    # options are part of what an environment is: they change its length, rewards or observations
     names = {(policy.environment, str(dict(policy.options))) for policy in policies.values()}
     if len(names) > 1 or (policies and environment is not None):
         raise UserError("the episodes of one file are of one environment; give runs of the same, and no --environment")
@@ -123,24 +126,30 @@ def record(
     first = next(iter(policies.values()), None)
     name = environment if first is None else first.environment
     assert name is not None
-    made = make_environment(name, episodes, None if first is None else first.options)
+    # one row for each episode: all are played side by side
+    played_environment = make_environment(name, episodes, None if first is None else first.options)
     actors = {
         run: (policy.model, likeliest_actions if likeliest else sample_actions) for run, policy in policies.items()
     }
     parts = [
-        record_episodes(made, model, row_seeds(seed + number, episodes), select, source=source)
+        # other seeds for each source, so that no two play the same episodes
+        record_episodes(played_environment, model, row_seeds(seed + number, episodes), select, source=source)
         for number, (source, (model, select)) in enumerate(actors.items())
     ]
     if random:
         seeds = row_seeds(seed + len(parts), episodes)
-        parts.append(record_episodes(made, RandomPolicy(made.actions), seeds, sample_actions, source="random"))
+        parts.append(
+            record_episodes(
+                played_environment, RandomPolicy(played_environment.actions), seeds, sample_actions, source="random"
+            )
+        )
     recorded = join_trajectories(parts)
-    print_result(*(_describe(part, made) for part in parts))
+    print_result(*(_describe(part, played_environment) for part in parts))
     if out is not None:
-        write_trajectories(out, recorded, environment=name, actions=made.actions)
+        write_trajectories(out, recorded, environment=name, actions=played_environment.actions)
         print_result(f"wrote {out}")
     if minari is not None:
-        write_data_set(minari, recorded, made)
+        write_data_set(minari, recorded, played_environment)
         print_result(f"wrote the local data set {minari}")
 
 

@@ -54,13 +54,17 @@ def predict(
     from manyformer.evaluate import predict as predict_labels
 
     model_folder(run)
+    # a table of JSON lines is answered in kind
     write_json = as_json or Path(file).suffix in (".jsonl", ".ndjson")
-    inputs = labelled = agreeing = 0
+    inputs = 0
+    labelled = 0
+    agreeing = 0
     for item in predict_labels(run, file, top=top, device=resolve_device(device), log=print_note):
         print_text(json_line(_record(item)) if write_json else _text(item))
         inputs += 1
         if item.input.expected is not None:
             labelled += 1
+            # the most probable label alone counts, whatever --top prints
             agreeing += item.prediction[0][0].label == item.input.expected
     if not inputs:
         raise UserError(f"{file}: there is nothing to label in it")
@@ -71,17 +75,19 @@ def predict(
 def _record(item: "PredictedInput") -> dict[str, Any]:
     labels = [[label._asdict() for label in prediction] for prediction in item.prediction]
     if not item.input.words:
-        if item.input.expected is None:
-            expected = {}
-        else:
-            expected = {"expected": item.input.expected}
-        return {"input": item.input.name, **expected, "labels": labels[0]}
-    words = [{"word": word, "labels": word_labels} for word, word_labels in zip(item.input.words, labels, strict=True)]
-    return {"input": item.input.name, "words": words}
+        record = {"input": item.input.name}
+        if item.input.expected is not None:
+            record["expected"] = item.input.expected
+        return {**record, "labels": labels[0]}
+    word_records = [
+        {"word": word, "labels": word_labels} for word, word_labels in zip(item.input.words, labels, strict=True)
+    ]
+    return {"input": item.input.name, "words": word_records}
 
 
 def _text(item: "PredictedInput") -> str:
     if item.input.annotate is not None:
+        # one label for each word, in the column of the sentence itself
         return "\n".join([*item.input.annotate([labels[0].label for labels in item.prediction]), ""])
     cells = [f"{label}\t{probability:.4f}" for label, probability in item.prediction[0]]
     return "\t".join([item.input.name, *cells] if item.input.is_file else cells)

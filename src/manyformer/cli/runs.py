@@ -66,6 +66,7 @@ def copy_run(
     if to is None:
         target = Path(source.name)
     else:
+        # as `cp` does
         target = to / source.name if to.is_dir() else to
     if target.suffix not in (".yaml", ".yml"):
         raise UserError(f"{target}: a run file's name must end in .yaml")
@@ -101,4 +102,5 @@ def _recipe(path: Path) -> str:
     from manyformer.config.setting_layers import stack
 
     layers, _ = extends_chain(path)
+    # a run file that extends another one may leave the recipe to it
     return str(stack(layers).data["recipe"])

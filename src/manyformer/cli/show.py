@@ -79,6 +79,7 @@ def _list_page(selected: "list[Recipe]") -> Iterator[Block]:
         columns["promises"] = [" ".join(recipe.card.promises) for recipe in selected]
     if width >= COST_WIDTH:
         columns["cost"] = [recipe.card.cost for recipe in selected]
+    # recipes of this package would only repeat its name
     if any(is_external(recipe.module) for recipe in selected):
         columns["module"] = [recipe.module if is_external(recipe.module) else "" for recipe in selected]
     yield PageTable(tuple(columns), zip(*columns.values()), width=PIPED_WIDTH)
@@ -116,6 +117,7 @@ def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
 
 
 def _matches_recipe(pattern: str, recipe: "Recipe") -> bool:
+    # a pattern is for names alone; a plain word is found in titles, too
     if any(sign in pattern for sign in "*?["):
         return fnmatch(recipe.card.name, pattern)
     return pattern.lower() in recipe.card.name or pattern.lower() in recipe.card.title.lower()

@@ -127,6 +127,7 @@ def _properties_page(layers: "Sequence[AttentionProperties]", change: float) -> 
 def measured_model(name: str, recipe: Recipe, arguments: list[str] | None) -> Model:
     """A trained model, which takes no keywords, or a recipe with tiny sizes and random weights. Raises UserError."""
     if not is_folder(name):
+        # what holds of an attention's form holds of a small one, which is measured in a moment
         return build_tiny(recipe.card.name, read_keywords(recipe, arguments), 0)
     if arguments:
         raise UserError("what is measured of a trained model is that of its weights: leave the keywords out")

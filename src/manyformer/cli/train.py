@@ -66,6 +66,7 @@ def train(
     elif print_config or dry_run:
         from manyformer.config import dump_run
 
+        # without the YAML, which would make the output no JSON
         if dry_run and as_json:
             from manyformer.cli.train_output import print_summary_as_json
 
@@ -128,6 +129,7 @@ def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None
         # one of several processes of torchrun: only rank 0 prints
         train(run, fresh=fresh, on_event=silent)
         return
+    # standard output is for the one JSON document at the end
     out = sys.stderr if as_json else sys.stdout
     after_training = AfterTraining(out, quiet=quiet)
     with closing(after_training):

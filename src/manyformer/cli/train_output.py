@@ -46,7 +46,7 @@ def print_summary(run: RunConfig) -> None:
     try:
         survey = _survey(run)
     except UserError:
-        # the size of the model can be told without the data
+        # the size of the model is known without the data
         _print_model(run, expected)
         raise
     _print_model(run, _with_data(run, survey, expected))
@@ -131,6 +131,7 @@ class AfterTraining:
     def __call__(self, event: TrainingEvent) -> None:
         if isinstance(event, TrainingFinished):
             self.next_commands = event.next_commands
+            # they come last, after the sample and the picture
             event = event._replace(next_commands=())
         if not self.quiet or isinstance(event, TrainingFinished):
             self.report(event)
@@ -169,6 +170,7 @@ class AfterTraining:
         max_new = SAMPLE_TOKENS
         if model.max_length is not None:
             max_new = min(max_new, model.max_length - len(model.tokenizer.encode(prompt)))
+        # the prompt alone fills what the model can read
         if max_new < 1:
             return
         self._print(f"sample   at temperature {TEMPERATURE}, after {prompt!r}:\n")

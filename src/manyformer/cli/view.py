@@ -79,6 +79,7 @@ def view(
     if all(image_task(model) is not None for _, model, _ in models):
         if serve or answer is not None:
             raise UserError("a model of images is shown without --serve and --answer: it reads no text")
+        # the kind of input decides what is shown: an image, a row of the run's data, or a text
         see = partial(view_image, image=held_images(run, 1, data=text, log=print_note)[0])
     elif all(shows_rows_of_data(model) for _, model, _ in models):
         if serve or answer is not None:
@@ -164,6 +165,7 @@ def _attention_page(selected: "Callable[[], Mapping[str, AttentionMap]]", *, per
     yield Note("cells are relative to the largest weight of their row, given at its end; · is a weight of exactly 0")
     for name, attention_map in selected().items():
         title = f"{name}: {attention_map.part}"
+        # one map for each head, or a single one where the layer has none
         count = len(attention_map.weights)
         if per_head and count > 1:
             for head in range(count):
@@ -181,6 +183,7 @@ def _maps_of(
     from manyformer.evaluate.predict import first_recording, open_transcriber
     from manyformer.view.attention_maps import attention_maps, sound_maps
 
+    # exactly one of both
     if (text is None) == (sound is None):
         raise UserError("the model needs a text or --sound to read, one of them, or --regions for a run with a memory")
     if sound is None:
@@ -208,6 +211,7 @@ def _region_masses(run: str, device: str | None) -> Output:
     assert held_out is not None
     with status_line(f"reading with {run}"):
         masses = region_masses(model, held_out)
+    # the regions of all layers in the order of their first appearance; a layer may lack some
     names = list(dict.fromkeys(name for mass in masses for name in mass.shares))
     shares = [[f"{mass.shares[name]:.1%}" if name in mass.shares else "" for name in names] for mass in masses]
     rows = [(mass.part, *row) for mass, row in zip(masses, shares)]

@@ -76,7 +76,7 @@ class DatastoreJob:
 
     @property
     def rows(self) -> int:
-        """The number of rows per batch, which is the number of lanes in contiguous packing, as in evaluation."""
+        """The number of rows per batch, which in contiguous packing continue each other, as in evaluation."""
         if self.windows is None:
             row_length = self.data.length
         else:
@@ -109,6 +109,7 @@ class DatastoreJob:
         settings |= {"length": self.data.length, "packing": self.data.packing, "rows": self.rows, "text": stamps}
         if self.windows is not None:
             settings |= self.windows._asdict()
+        # through JSON, because the recorded settings that it is compared with come from a file, where tuples are lists
         normalized: dict[str, Any] = json.loads(json_text(settings))
         return normalized
 
@@ -184,6 +185,7 @@ def datastore_job(
         extract_keys(model, keys),
         keys,
         precision,
+        # a datastore is of the text that the model was trained on unless another one is named
         split="train" if split is None and data is None else split,
         path=data,
         weights=weights_fingerprint(model),
@@ -214,6 +216,7 @@ class ContextReader:
         with torch.inference_mode():
             hidden = read_batch(self.carried, batch, piece_length=self.piece_length)
             keys = hidden[:, -self.key_dim :].cpu().float().numpy()
+        # only tokens with a target are contexts: the others end a document or are padding
         return self.arrangement.token_indices(rows)[(batch.targets != IGNORE_INDEX).numpy()], keys
 
 
@@ -250,9 +253,11 @@ def build(
     """
     folder = default_folder(job) if out is None else Path(out)
     _check_folder(folder)
+    # two builds of one folder would write keys of different batches over each other
     with locked_folder(folder, activity="built"):
         progress = _load_or_start(job, folder)
         facts = job.facts(progress.text)
+        # before the first key, because a build may take hours and its size decides whether to wait
         on_facts(facts)
         if not (folder / MANIFEST).exists():
             _reserve_key_file(folder, facts)
@@ -260,6 +265,7 @@ def build(
             facts.write(folder / FACTS)
             with report_disk_full(str(folder)):
                 write_manifest(folder, without=[BUILDING, *(path.name for path in folder.glob(f"*-{STATE_FILE}"))])
+        # also those that an interruption between the manifest and this line has left
         _remove_states(folder)
     return Datastore(folder)
 
@@ -331,10 +337,12 @@ def _write_keys(
     saved_at = time.monotonic()
     for batches in range(_resume(reader.carried, folder, progress) + 1, len(reader) + 1):
         text_positions, batch_keys = reader.read(batches - 1)
+        # batches hold rows of many documents, so that their entries are anywhere in the file
         keys[entries_at(offsets, text_positions)] = _cast_keys(batch_keys, facts)
         on_progress(facts.entries * batches // len(reader), facts.entries)
         is_last = batches == len(reader)
         if is_last or time.monotonic() - saved_at > SECONDS_PER_CHECKPOINT:
+            # before the progress that says these keys are there
             keys.flush()
             _save_progress(reader.carried, folder, progress.model_copy(update={"batches": batches}), is_last=is_last)
             saved_at = time.monotonic()

@@ -58,6 +58,7 @@ class KeyExtraction(NamedTuple):
 def extract_keys(model: Model, key_layer: KeyLayer) -> KeyExtraction:
     """A language model with keys in its hidden states. Raises UserError for a model without such keys."""
     model = as_language_model(model, "use a datastore")
+    # without an auxiliary loss: only hidden states are read
     reader = model.with_decoder(model.body, model.head, None)
     stream_dim = _hidden_dim(model, reader)
     if key_layer == "final":

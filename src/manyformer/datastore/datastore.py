@@ -183,6 +183,7 @@ def read_facts(files: VerifiedFolder) -> DatastoreFacts:
 def key_file(files: VerifiedFolder, facts: DatastoreFacts) -> Path:
     """The file of the keys, which are finite numbers. Raises DamagedFile."""
     path = files.folder / KEYS
+    # memory-mapped as another shape, the file would be read without an error
     if KEYS in files and files.sums[KEYS].size != facts.key_bytes:
         counts = f"{facts.entries:,} keys of {facts.width} numbers take {facts.key_bytes:,} bytes"
         raise DamagedFile(f"{path} is damaged: {counts}, and it has {files.sums[KEYS].size:,}")
@@ -197,6 +198,7 @@ def key_file(files: VerifiedFolder, facts: DatastoreFacts) -> Path:
 
 def entries_at(offsets: NDArray[np.int64], text_positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """The entry whose context ends at each of these positions in a text, none of which ends a document."""
+    # no token of its document follows the last one, so that entries lag behind positions by the index of the document
     return text_positions - (np.searchsorted(offsets, text_positions, side="right") - 1)
 
 
@@ -265,6 +267,7 @@ class Datastore:
 
     def next_tokens(self, entries: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
         """The token that followed each context; `NO_NEIGHBOUR` for entry -1."""
+        # a missing neighbour, -1, reads some token, which is masked below
         indices = entries.clamp(min=0).cpu().numpy()
         tokens = np.asarray(self.text.tokens[self.text_positions(indices) + 1], np.int64)
         return torch.from_numpy(tokens).to(entries.device).masked_fill(entries < 0, NO_NEIGHBOUR)
@@ -278,6 +281,7 @@ class Datastore:
         text_position = entry + document
         start = int(self.offsets[document])
         stop = int(self.offsets[document + 1])
+        # neither end reaches into a neighbouring document
         first = max(start, text_position + 1 - context_length)
         last = min(stop, text_position + 2 + continuation_length)
         tokens = self.text.tokens[first:last].astype(np.int64).tolist()
@@ -293,6 +297,7 @@ class Datastore:
         """The settings saved by tuning, else those of the paper, with at most as many neighbours as entries."""
         file = self.folder / TUNED
         if not file.exists():
+            # a small datastore must work without tuning
             return KNNSettings(min(KNNSettings().neighbours, len(self)))
         return KNNSettings(**TunedSettings.read(file).model_dump())
 

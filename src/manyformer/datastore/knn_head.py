@@ -51,6 +51,7 @@ class KNNHead(OutputHead):
 
     def log_probs(self, x: Float[Tensor, "*b d"], excluded: ExcludedRanges | None) -> Float[Tensor, "*b v"]:
         """The interpolated log-probabilities, without the neighbours that are `excluded` for each token."""
+        # the channels behind `stream_dim` are the key, which the head was not trained on
         logits: Tensor = self.head(x[..., : self.stream_dim])
         model_log_probs = logits.log_softmax(-1, dtype=logits.dtype if logits.dtype == torch.float64 else torch.float32)
         if not self.settings.weight:
@@ -64,6 +65,7 @@ class KNNHead(OutputHead):
         x = x.reshape(-1, x.shape[-1])
         targets = targets.reshape(-1)
         # targets of IGNORE_INDEX, torch's default, have no loss
+        # log-probabilities are their own log-softmax, so that cross entropy takes them as logits
         total = F.cross_entropy(self(x), targets, label_smoothing=label_smoothing, reduction="sum")
         return BatchLoss(total, count_targets(targets))
 
@@ -117,6 +119,7 @@ def check_fits(model: Model, store: Datastore) -> KeyExtraction:
     """The model with the keys of a datastore. Raises UserError if that was built with another model."""
     facts = store.facts
     extraction = extract_keys(model, facts.keys)
+    # keys of other weights have the same shape, and distances to them mean nothing
     fingerprint = weights_fingerprint(model), extraction.key_dim
     if fingerprint != (facts.model, facts.width) or facts.vocab > extraction.reader.vocab:
         raise UserError(
@@ -135,6 +138,7 @@ def interpolate(
     model_log_probs: Float[Tensor, "*n"], neighbour_probs: Float[Tensor, "*n"], weight: Float[Tensor, "*#n"]
 ) -> Float[Tensor, "*n"]:
     """log(weight p_neighbours + (1 - weight) p_model), given log p_model and p_neighbours."""
+    # in the log domain, because either probability may be 0
     return torch.logaddexp(model_log_probs + torch.log1p(-weight), neighbour_probs.log() + weight.log())
 
 
@@ -158,6 +162,7 @@ class OwnText(NamedTuple):
         """The entries that are excluded for the tokens at these positions in the text; None for none at all."""
         if not self.documents:
             return None
+        # all tokens of a document share its exclusions, wherever in it they overlap
         documents = np.searchsorted(self.offsets, text_positions, side="right") - 1
         return ExcludedRanges(torch.from_numpy(self.starts[documents]), torch.from_numpy(self.stops[documents]))
 
@@ -216,6 +221,7 @@ class OwnTextModel(Model[CausalLMBatch]):
         positions = batch.text_positions.to(targets.device)[is_scored]
         nll = torch.zeros((), dtype=torch.float64)
         correct = torch.zeros((), dtype=torch.long, device=x.device)
+        # in chunks: neighbours and probabilities of all tokens of a batch would not fit into memory
         parts = (torch.split(part, head.score_chunk) for part in (x[is_scored], targets[is_scored], positions))
         for chunk, chunk_targets, chunk_positions in zip(*parts):
             log_probs = head.log_probs(chunk, self.own_text.excluded(chunk_positions.cpu().numpy()))

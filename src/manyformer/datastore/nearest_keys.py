@@ -148,6 +148,7 @@ class IVFPQIndex:
         lists = self.lists or max(1, min(4096, num_training // 64))
         if not 1 <= lists <= num_training:
             raise UserError(f"lists ({lists}) must be from 1 to {num_training:,}, the number of training keys")
+        # the largest divisor of the width up to a quarter of it: each code quantizes equally many channels
         codes = self.codes or next(c for c in range(min(64, -(-width // 4)), 0, -1) if width % c == 0)
         if width % codes:
             raise UserError(f"codes ({codes}) must divide the width of the keys ({width})")
@@ -194,6 +195,7 @@ class KeyIndex:
     ) -> Int[Tensor, "n k"]:
         """The `k` nearest entries of each query according to the index; -1 if it finds fewer."""
         query_array = np.ascontiguousarray(queries.float().cpu().numpy())
+        # more and more, because an index knows nothing of exclusions: it may find nothing but excluded entries
         fetch = k
         total = int(self._faiss.ntotal)
         while True:
@@ -210,6 +212,7 @@ class KeyIndex:
 
 def open_index(file: Path, shape: tuple[int, int], probe: int | None) -> KeyIndex | None:
     """The index in this file over keys of this shape; None where there is none."""
+    # without its record an index is unfinished, or of another one
     if not _record_file(file).exists():
         return None
     index = KeyIndex(file, probe)
@@ -241,6 +244,7 @@ def make_index(
     faiss = faiss_module()
     index = kind.make_empty(faiss, keys)
     for start in range(0, len(keys), KEYS_PER_ADDITION):
+        # in blocks, because the keys may be larger than memory
         index.add(_as_float32(keys[start : start + KEYS_PER_ADDITION]))
         on_progress(min(start + KEYS_PER_ADDITION, len(keys)))
     with report_disk_full(f"the index {file}"):

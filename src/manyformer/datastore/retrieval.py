@@ -46,6 +46,7 @@ def find_neighbours(
     prepared = load_prepared(job.run.folder / "data")
     if prepared is None:
         raise UserError(f"the data of {job.run.folder} is missing, so there is nothing to find neighbours for")
+    # in the name of the table's origin, so that tables with other exclusions are not taken for each other
     exclusion = "document" if min_distance is None else min_distance
     origin = f"{weights_fingerprint(job.model)[:16]} {store.facts.text.sha256[:16]} {exclusion}"
     done = 0
@@ -71,6 +72,7 @@ def _exclusion(
 ) -> Callable[[IntArray], ExcludedRanges | None]:
     """A function from positions in the text of `shard` to the entries that are excluded for them."""
     if min_distance is not None and shard.facts.sha256 == store.facts.text.sha256:
+        # in its own text a token's nearest context is its own, whose next token is the answer
         return lambda positions: _entries_around(store.entries_at(positions), min_distance)
     own_text = find_own_text(shard, store, tokenizer)
     if own_text.documents and min_distance is not None:
@@ -138,6 +140,7 @@ class RetrievalAugmentedModel(nn.Module):
         state: RetrievalState | None = None,
     ) -> ModelOutput:
         states: Any = (None, None) if state is None else state
+        # retrieval is a lookup: nothing is to be learned through it
         with torch.no_grad():
             retrieved = self.retriever.hidden(tokens, segments, states[0])
             keys = retrieved.y[..., -self.store.facts.width :]

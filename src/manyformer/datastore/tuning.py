@@ -102,6 +102,7 @@ def tune(
                 chunk = TuningQueries(*(part[: max_tokens - num_tokens] for part in chunk))
             num_tokens += len(chunk.targets)
             excluded = own_text.excluded(chunk.text_positions.numpy())
+            # once for the largest number: smaller ones are a prefix of it
             nearest = store.search(chunk.keys, counts[-1], excluded=excluded)
             matches = store.next_tokens(nearest.entries) == chunk.targets[:, None]
             sums += _nats(nearest, matches, chunk.log_probs, counts, temperatures, weights)
@@ -111,6 +112,7 @@ def tune(
     nats = dict(zip(grid, sums.flatten().tolist()))
     if not any(map(is_comparable, nats.values())):
         raise UserError(f"no setting has a finite loss on {material.name}: the model's own predictions are not finite")
+    # settings whose loss is not finite come last
     ranked = sorted(nats.items(), key=lambda item: rank_key(item[1]))
     return TuningResult(dict(ranked), num_tokens, material.name, own_text)
 
@@ -148,6 +150,7 @@ def _nats(
     for count in counts:
         for temperature in temperatures:
             neighbour_shares = neighbour_weights(nearest.distances[:, :count], temperature)
+            # without any neighbour the model's distribution stays as it is
             mixing_weights = all_weights * (neighbour_shares.sum(1) > 0)
             neighbour_probs = (neighbour_shares * matches[:, :count]).sum(1).expand_as(mixing_weights)
             mixed = interpolate(log_probs.expand_as(mixing_weights), neighbour_probs, mixing_weights)
@@ -187,6 +190,7 @@ def score_datastore(
     unless `exclude_own` excludes these from their neighbours, and for what `evaluate` refuses.
     """
     trained = open_run(run)
+    # before the first evaluation, which may take minutes
     check_fits(trained.load_model(device), store)
     with trained.open_data(split, data) as material:
         assert material.text is not None
@@ -223,6 +227,7 @@ class ThroughputClock:
     def wrap(self, model: Model) -> Model:
         """The model to score; the clock starts when it is built."""
         model = self._wrap(model)
+        # loading the model is no part of the speed
         self.times.append((0.0, time.perf_counter()))
         return model
 

@@ -45,6 +45,7 @@ def make_environment(
     if name in OWN_ENVIRONMENTS:
         kind = OWN_ENVIRONMENTS[name]
         return kind(rows, **_checked_options(kind, dict(options or {})))
+    # gymnasium would import the module itself, which only --import and `import:` may do
     if ":" in name:
         module, _, plain_name = name.partition(":")
         raise UserError(f"the environment '{name}' names a module; write {plain_name}, and import: {module}")
@@ -56,6 +57,7 @@ def _checked_options(kind: type[ArrayEnvironment], options: dict[str, Any]) -> d
     for name, value in options.items():
         if name not in keywords:
             raise UserError(f"{kind.name} has no option '{name}'; {suggest_names(name, keywords)}")
+        # bool is an int, too, and no option here is a switch
         if type(value) is not int or not 1 <= value <= MAX_OPTION:
             raise UserError(f"{kind.name}: {name} is {value!r}, but it is a whole number from 1 to {MAX_OPTION:,}")
     return options
@@ -77,6 +79,7 @@ def _make_gymnasium(name: str, rows: int, options: dict[str, Any], *, drawn: boo
     except gymnasium.error.Error as error:
         suggestion = _suggest_close(name, [*OWN_ENVIRONMENTS, *gymnasium.registry])
         raise UserError(f"there is no environment '{name}'; {suggestion}") from error
+    # its checker would warn about each copy again
     make = partial(gymnasium.make, name, disable_env_checker=True, **options)
     return GymnasiumEnvironment(name, make, rows)
 

@@ -37,13 +37,14 @@ class GraphTask(ArrayEnvironment):
 
     @abstractmethod
     def recorded_actions(self) -> IntArray:
-        """The next actions of the behaviour that recorded episodes of this task come from."""
+        """The next actions of the behavior that recorded episodes of this task come from."""
 
     def _advance(self, actions: Array) -> Outcome:
         node = self._state["node"]
         rewards = self.step_rewards[node, actions]
         following = self.successors[node, actions]
         ended = following == END
+        # an ended row shows the node that it left, because the goal has no observation
         self._state["node"] = np.where(ended, node, following)
         return Outcome(rewards, ended, ~ended & (self.clock + 1 >= self.longest))
 
@@ -64,17 +65,20 @@ class GraphWalk(GraphTask):
         counters = np.arange(nodes * edges).reshape(nodes, edges)
         successors = (random_words(GRAPH_SEED, counters.ravel()) % np.uint64(nodes)).astype(np.int64)
         successors = successors.reshape(nodes, edges)
+        # a ring through all nodes, so that every one can reach the goal
         successors[:, 0] = (np.arange(nodes) + 1) % nodes
+        # the goal is no node to be in: reaching it ends the episode
         successors = np.where(successors == 0, END, successors)
         super().__init__(rows, successors, np.full(successors.shape, -1.0, np.float32), length)
 
     def recorded_actions(self) -> IntArray:
-        words = random_words(self.running_seeds, WALK_COUNTER + self.clock)
-        return (words % np.uint64(self.actions.size)).astype(np.int64)
+        bits = random_words(self.running_seeds, WALK_COUNTER + self.clock)
+        return (bits % np.uint64(self.actions.size)).astype(np.int64)
 
     def optimal_returns(self) -> NDArray[np.float32]:
         """The return of the shortest path from each node but the goal."""
         steps = np.full(len(self.successors), np.inf)
+        # Bellman's recursion; no shortest path has more steps than there are nodes
         for _ in steps:
             following = np.where(self.successors == END, 0.0, steps[self.successors])
             steps = 1 + following.min(1)
@@ -102,6 +106,7 @@ class StitchMaze(GraphTask):
         # node 0, its corridor, the second corridor, the junction
         self.junction = 1 + 2 * length
         self.second_start = 1 + length
+        # in corridors both actions lead on
         successors = np.repeat(np.arange(1, self.junction + 2)[:, None], 2, axis=1)
         successors[0, 0] = END
         successors[length] = self.junction

@@ -1,4 +1,4 @@
-"""Any environment of gymnasium as rows of a vectorised one, each episode with a seed of its own."""
+"""Any environment of gymnasium as rows of a vectorized one, each episode with a seed of its own."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +36,7 @@ class GymnasiumEnvironment(VectorEnvironment):
         first = self._copies[0]
         self.observations = _observation_space(name, first.observation_space)
         self.actions = _action_space(name, first.action_space)
+        # gymnasium may number discrete actions from another number than 0
         self._first_action = int(getattr(first.action_space, "start", 0))
         spec = first.spec
         self.longest = None if spec is None else spec.max_episode_steps
@@ -68,6 +69,7 @@ class GymnasiumEnvironment(VectorEnvironment):
         self.row_seeds = check_state_array(arrays, "row_seeds", self.row_seeds).copy()
         self.episodes = check_state_array(arrays, "episodes", self.episodes).copy()
         lengths = check_state_array(arrays, "lengths", self.row_seeds)
+        # a damaged file may hold any numbers, and their sum decides how much is allocated
         if lengths.min() >= 0 and lengths.max() <= MAX_REPLAYED_STEPS:
             total = int(lengths.sum())
         else:
@@ -79,6 +81,7 @@ class GymnasiumEnvironment(VectorEnvironment):
         observations = self._begin_all()
         for row, history in enumerate(np.split(actions, np.cumsum(lengths)[:-1])):
             for action in history:
+                # repeated, because gymnasium has no way to save the state of an environment
                 observations[row], _, terminated, truncated = self._step_row(row, action)
                 if terminated or truncated:
                     raise ValueError(f"the running episode of row {row} ends before its last action is repeated")

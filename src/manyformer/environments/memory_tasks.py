@@ -47,10 +47,12 @@ class MemoryLengthTask(ArrayEnvironment):
         super().__init__(rows)
 
     def _first_state(self, seeds: IntArray) -> dict[str, Array]:
+        # the uppermost bit of 64
         return {"context": (random_words(seeds, 0) >> np.uint64(63)).astype(np.int64)}
 
     def _advance(self, actions: Array) -> Outcome:
         answered = self.clock == self.length
+        # right or wrong at every step, but rewarded only at the last
         right = actions == self._state["context"]
         return Outcome(np.where(answered, np.where(right, 1.0, -1.0), 0.0), answered, np.zeros_like(answered))
 
@@ -83,6 +85,7 @@ class RepeatPrevious(ArrayEnvironment):
         super().__init__(rows)
 
     def _first_state(self, seeds: IntArray) -> dict[str, Array]:
+        # a shuffle for each row: sorting random words is one
         order = random_words(seeds[:, None], np.arange(self.cards)).argsort(axis=1, kind="stable")
         return {"suits": order % SUITS}
 
@@ -137,7 +140,8 @@ class TMaze(ArrayEnvironment):
         y = state["y"] + _MOVES[actions, 1]
         # the corridor, or the cells above and below the junction
         allowed = ((y == 0) & (x >= 0) & (x <= self.junction)) | ((x == self.junction) & (abs(y) <= 1))
-        state["x"], state["y"] = np.where(allowed, x, state["x"]), np.where(allowed, y, state["y"])
+        state["x"] = np.where(allowed, x, state["x"])
+        state["y"] = np.where(allowed, y, state["y"])
         step = self.clock + 1
         first_visit = (state["x"] == 0) & (state["oracle_step"] < 0)
         state["oracle_step"] = np.where(first_visit, step, state["oracle_step"])
@@ -195,7 +199,7 @@ MAX_ANGLE = 12 * np.pi / 180
 FIRST_RANGE = 0.05
 """The largest size of a number of the first state."""
 SCALE = 40
-"""Pixels for a metre of the picture."""
+"""Pixels for a meter of the picture."""
 
 
 @final
@@ -225,12 +229,15 @@ class HiddenVelocityCartPole(ArrayEnvironment):
         force = np.where(actions == 1, FORCE, -FORCE)
         sine = np.sin(angle)
         cosine = np.cos(angle)
+        # equations of motion as in CartPole-v1 of gymnasium, whose returns are then comparable
         mass = CART_MASS + POLE_MASS
         push = (force + POLE_MASS * HALF_POLE * spin**2 * sine) / mass
         turn = (GRAVITY * sine - cosine * push) / (HALF_POLE * (4 / 3 - POLE_MASS * cosine**2 / mass))
         acceleration = push - POLE_MASS * HALF_POLE * turn * cosine / mass
         derivatives = np.stack([speed, acceleration, spin, turn], axis=1)
-        self._state["motion"] = motion = self._state["motion"] + SECONDS * derivatives
+        # explicit Euler with the velocities before the step, as in gymnasium
+        motion = self._state["motion"] + SECONDS * derivatives
+        self._state["motion"] = motion
         terminated = (np.abs(motion[:, 0]) > MAX_POSITION) | (np.abs(motion[:, 2]) > MAX_ANGLE)
         truncated = (self.clock + 1 == self.longest) & ~terminated
         return Outcome(np.ones(self.rows), terminated, truncated)
@@ -245,6 +252,7 @@ class HiddenVelocityCartPole(ArrayEnvironment):
         column = round((x + MAX_POSITION) * SCALE) + 20
         picture[100] = INK
         picture[90:100, max(0, column - 15) : column + 15] = INK
+        # the pole, drawn half as long again as it is, as a row of points
         along = np.linspace(0, 2 * HALF_POLE * SCALE * 1.5, 200)
         rows = (90 - along * np.cos(angle)).astype(int)
         columns = (column + along * np.sin(angle)).astype(int)

@@ -15,8 +15,6 @@ from manyformer.spaces import ActionSpace, BoxActions, PixelSpace
 from manyformer.type_aliases import IntArray
 
 FORMAT = "manyformer-trajectories-1"
-
-
 NAME_FORM = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
 """What Minari takes as a name: words and folders, and a version."""
 
@@ -53,6 +51,7 @@ def write_trajectories(path: Path, trajectories: Trajectories, *, environment: s
         facts["action_low"], facts["action_high"] = (np.array(x, np.float32) for x in (actions.low, actions.high))
     arrays: dict[str, Any] = {**trajectories._asdict(), **facts}
     with report_disk_full(f"the trajectories in {path}"), atomic_write(path) as file:
+        # without pickles a reader need not trust the file
         np.savez_compressed(file, allow_pickle=False, **arrays)
 
 

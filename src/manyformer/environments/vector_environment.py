@@ -15,7 +15,7 @@ from manyformer.spaces import ActionSpace, ObservationSpace
 from manyformer.type_aliases import FloatArray, IntArray
 
 Array = NDArray[Any]
-Words = NDArray[np.uint64]
+Bits = NDArray[np.uint64]
 """Random bits, 64 for each element."""
 
 Picture = NDArray[np.uint8]
@@ -82,7 +82,8 @@ class VectorEnvironment(ABC):
     def reset(self, seeds: IntArray) -> Array:
         """Begin episode 0 of every row; `seeds` (rows,) decide all episodes that follow. Returns the observations."""
         assert seeds.shape == (self.rows,)
-        self.row_seeds, self.episodes = seeds.copy(), np.zeros(self.rows, np.int64)
+        self.row_seeds = seeds.copy()
+        self.episodes = np.zeros(self.rows, np.int64)
         return self._begin_all()
 
     @property
@@ -134,12 +135,16 @@ class ArrayEnvironment(VectorEnvironment):
         self._state = self._first_state(self.running_seeds)
 
     def step(self, actions: Array) -> EnvironmentStep:
+        # `_advance` must not count the step itself: `clock` still is the number of steps before it
         rewards, terminated, truncated = self._advance(actions)
         self.clock += 1
-        final_observations = observations = self._observe()
+        # observed before rows begin again: the value of a truncated episode is that of what it ended with
+        final_observations = self._observe()
+        observations = final_observations
         if (done := terminated | truncated).any():
             self.episodes = self.episodes + done
             self.clock[done] = 0
+            # only the rows that begin again are computed anew: others go on
             for name, values in self._first_state(self.running_seeds[done]).items():
                 self._state[name][done] = values
             observations = self._observe()
@@ -150,8 +155,11 @@ class ArrayEnvironment(VectorEnvironment):
         return {name: array.copy() for name, array in arrays.items()}
 
     def restore(self, arrays: Mapping[str, Array]) -> Array:
+        # the arrays of this environment, whatever they hold now, have the shapes and types to expect
         checked = {name: check_state_array(arrays, name, array) for name, array in self.state_arrays().items()}
-        self.row_seeds, self.episodes, self.clock = (checked.pop(name) for name in ("row_seeds", "episodes", "clock"))
+        self.row_seeds = checked.pop("row_seeds")
+        self.episodes = checked.pop("episodes")
+        self.clock = checked.pop("clock")
         self._state = checked
         return self._observe()
 
@@ -191,24 +199,27 @@ def check_state_array(arrays: Mapping[str, Array], name: str, like: Array) -> Ar
     return array
 
 
-def random_words(seeds: IntArray, counters: IntArray | int) -> Words:
+def random_words(seeds: IntArray, counters: IntArray | int) -> Bits:
     """Random bits for each pair of a seed and a counter; both broadcast.
 
     The function is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number
     generators", section 5) applied to each counter."""
+    # products are meant modulo 2^64
     with np.errstate(over="ignore"):
-        words = _finalize(seeds.astype(np.uint64) + _GOLDEN)
-        return _finalize(words + _GOLDEN * np.asarray(counters).astype(np.uint64))
+        bits = _finalize(seeds.astype(np.uint64) + _GOLDEN)
+        return _finalize(bits + _GOLDEN * np.asarray(counters).astype(np.uint64))
 
 
 def random_fractions(seeds: IntArray, counters: IntArray | int) -> FloatArray:
     """Random numbers, uniform from 0 up to 1, for each pair of a seed and a counter."""
+    # the 53 upper bits: as many as a float64 between 0 and 1 has
     fractions: FloatArray = (random_words(seeds, counters) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     return fractions
 
 
 def episode_seeds(row_seeds: IntArray, episodes: IntArray | int) -> IntArray:
     """The seed, below 2^31, of each row's episode with this number."""
+    # gymnasium takes no larger seeds
     return (random_words(row_seeds, episodes) & _SEED_MASK).astype(np.int64)
 
 
@@ -217,10 +228,10 @@ def row_seeds(seed: int, rows: int) -> IntArray:
     return (random_words(np.full(rows, seed), np.arange(rows)) >> np.uint64(1)).astype(np.int64)
 
 
-def _finalize(words: Words) -> Words:
-    words = (words ^ (words >> np.uint64(30))) * _FIRST_FACTOR
-    words = (words ^ (words >> np.uint64(27))) * _SECOND_FACTOR
-    return words ^ (words >> np.uint64(31))
+def _finalize(bits: Bits) -> Bits:
+    bits = (bits ^ (bits >> np.uint64(30))) * _FIRST_FACTOR
+    bits = (bits ^ (bits >> np.uint64(27))) * _SECOND_FACTOR
+    return bits ^ (bits >> np.uint64(31))
 
 
 def blank(height: int, width: int) -> Picture:
@@ -235,8 +246,11 @@ def draw_bars(values: NDArray[np.floating]) -> Picture:
     for index, value in enumerate(np.clip(values, -1, 1)):
         left = MARGIN + index * BAR_WIDTH
         height = round(abs(float(value)) * BAR_HEIGHT)
-        top, bottom = (middle - height, middle) if value > 0 else (middle, middle + height)
-        picture[top:bottom, left + 4 : left + BAR_WIDTH - 4] = MARK if value > 0 else GOAL
+        columns = slice(left + 4, left + BAR_WIDTH - 4)
+        if value > 0:
+            picture[middle - height : middle, columns] = MARK
+        else:
+            picture[middle : middle + height, columns] = GOAL
     picture[middle] = INK
     return picture
 

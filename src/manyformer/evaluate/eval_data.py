@@ -102,6 +102,7 @@ def open_run(run: str | Path) -> TrainedRun:
         raise UserError(f"{run} is not the folder of a run: {RUN_FILE} is missing, which describes the data")
     if not (folder / "model").is_dir():
         raise UserError(f"the run {run} has no final model yet: repeat its train command to continue it")
+    # that of the final model, not of the folder: the run may have been continued with other settings since
     settings = VerifiedFolder.open(folder / "model").file(RUN_FILE)
     return TrainedRun(folder, as_run(settings), load_tokenizers(folder / "model"))
 
@@ -112,11 +113,13 @@ def open_run_or_model(folder: str | Path) -> TrainedRun:
     Such a model reads files as the default settings of its kind of data say, in rows as long as it allows. Raises
     UserError for a folder with neither, and for a model without a tokenizer."""
     path = Path(folder)
+    # also for a folder with neither, about which `open_run` says what is missing
     if (path / RUN_FILE).is_file() or not (path / CONFIG_FILE).is_file():
         return open_run(path)
     recipe, keywords = read_recipe(path)
     settings = {"recipe": recipe.card.name, "data": _assumed_data(path, recipe, keywords)}
     config = RunConfig.model_validate(settings)
+    # at least one row of the data must fit into a batch
     batch = config.batch.model_copy(update={"tokens": max(config.batch.tokens, config.data.row_length)})
     return TrainedRun(path, config.model_copy(update={"batch": batch}), read_tokenizers(path), holds_data=False)
 
@@ -125,6 +128,7 @@ def _assumed_data(folder: Path, recipe: Recipe, keywords: Mapping[str, Any]) -> 
     """The settings of data that the model in a folder reads: those of the first kind of its task, with its lengths."""
     kind = next(iter((head_named_in(keywords) or recipe.card.task).data_forms))
     fields = DATA_SECTIONS[kind].model_fields
+    # without weights: only what the recipe makes of its keywords is asked
     max_length = build_on_meta(recipe.card.name, dict(keywords)).max_length or DEFAULT_ROW
     values = {
         "path": str(folder),
@@ -136,6 +140,7 @@ def _assumed_data(folder: Path, recipe: Recipe, keywords: Mapping[str, Any]) -> 
         "size": keywords.get("height") if keywords.get("height") == keywords.get("width") else None,
         "channels": keywords.get("channels"),
     }
+    # each kind of data has some of these settings only
     return {"kind": kind, **{name: value for name, value in values.items() if name in fields and value is not None}}
 
 
@@ -162,7 +167,7 @@ def held_batch(run: str | Path, *, data: str | None = None) -> tuple[Batch, Task
 def held_images(run: str | Path, count: int, *, data: str | None = None, log: LogFn = no_log) -> ImageArray:
     """The first `count` images (n, h, w, c) of the shuffled test data of the run, or of its validation data.
 
-    `data` are other images, in any format of training data; the log is told what was changed in them. The order is
+    `data` are other images, in any format of training data; `log` receives what was changed in them. The order is
     always the same. Raises UserError.
     """
     trained = open_run_or_model(run)
@@ -170,6 +175,7 @@ def held_images(run: str | Path, count: int, *, data: str | None = None, log: Lo
         raise UserError(f"the run in {run} ({trained.config.recipe}) was not trained on images")
     with trained.open_data(None, data, log=log) as held_out:
         assert held_out.batches is not None
+        # lazily: only as many batches are read as hold the images asked for
         images = (image for batch in held_out.batches for image in _batch_images(batch, trained.tokenizers.source))
         return np.stack(list(islice(images, count)))
 
@@ -205,6 +211,7 @@ def open_policy(run: str | Path, device: str | None) -> TrainedPolicy:
 
     Raises UserError for a run of another task."""
     folder = Path(run).resolve()
+    # of a checkpoint the weights are its own, the settings and the environment those of its run
     is_checkpoint = folder.parent.name == "checkpoints"
     trained = open_run(folder.parent.parent if is_checkpoint else run)
     data = trained.config.data

@@ -36,7 +36,7 @@ class Evaluation:
     """The scores of a model on `data` (a split or a file); `how` describes how they were computed.
 
     `reading` has the numbers of how a text was cut: `context` and `stride` of windows, or the `lanes` of rows that
-    continue each other; it is part of every signature. `guesses` are the floors of generated data, else None.
+    continue each other; it is part of every signature. `guesses` are the baselines of generated data, else None.
     """
 
     task: str
@@ -78,6 +78,7 @@ def evaluate(
     trained = open_run_or_model(run)
     config = trained.config
     tokenizers = trained.tokenizers
+    # before windows are read: what wraps it may change how much it can read
     model = wrap(trained.load_model(device, keywords))
     if windows is not None:
         model = window_reader(model, windows, config.data.row_length)
@@ -91,6 +92,7 @@ def evaluate(
             model, config, tokenizers, eval_data, windows=windows, settings=settings, on_progress=on_progress
         )
     scores = tuple(result.scores)
+    # a file need not follow the rule whose guesses these are
     guesses = guess_floors(config.data) if data is None else None
     return Evaluation(task_of_run(config).name, eval_data.name, scores, result.description, result.reading, guesses)
 
@@ -106,16 +108,12 @@ def score_model(
     on_progress: ProgressFn = lambda share: None,
 ) -> EvaluationResult:
     """Score a model on held-out data with the scores of the run's task, in inference mode."""
-    if settings is None:
-        chosen = EvaluationSettings()
-    else:
-        chosen = settings
+    chosen = EvaluationSettings() if settings is None else settings
     task = task_of_run(run)
     if (chosen.wanted or chosen.environment) and not task.plays_for_returns:
         raise UserError(f"wanted returns and an environment are for models of trajectories; this is {task.title}")
     if chosen.lengths and task.generates != "answer":
         raise UserError(f"BLEU by source length is for models that write a text for a text; this is {task.title}")
-
     decoding = decoding_from_options(beam=chosen.beam, length_penalty=chosen.length_penalty)
     pair = (tokenizers.source, tokenizers.target)
 
@@ -154,8 +152,10 @@ class WindowReader(Model[CausalLMBatch]):
 
     def score(self, batch: CausalLMBatch, *, state: State = None) -> BatchScore:
         scores = list[BatchScore]()
+        # the state that was passed is that of earlier rows, which windows never see
         state = self.model.init_state(len(batch.tokens))
         for piece in batch.in_pieces(self.length):
+            # each piece goes on from the memory of the one before
             scores.append(self.model.score(piece, state=state))
             state = scores[-1].state
         return reduce(BatchScore.plus, scores)._replace(state=None)

@@ -73,6 +73,7 @@ def predict(
             section=record.data,
             top=top,
         )
+        # strict: an input without its labels would shift those of all that follow
         for item, prediction in zip(data.inputs, task.predict(request), strict=True):
             yield PredictedInput(item, prediction)
 
@@ -90,7 +91,7 @@ def caption_images(
     """Yield the captions of the images at `path`, in order, by the final model of the run.
 
     `path` is an image file, a folder, or an archive or IDX file of images; square images are resized to the model's
-    size. `device` None selects a GPU if there is one. The log is told at the end what was changed in images. Raises
+    size. `device` None selects a GPU if there is one. `log` receives at the end what was changed in images. Raises
     UserError for another run and for a bad file.
     """
     trained = open_run(run)
@@ -102,6 +103,7 @@ def caption_images(
     records = _image_records(path, model.embed_source.shape, changes)
     tokenizers = (trained.tokenizers.source, trained.tokenizers.target)
     with report_out_of_memory(f"in the captions of {path}", SMALLER_WORK):
+        # a folder may hold more images than memory does
         while batch := list(islice(records, IMAGES_PER_BATCH)):
             images = torch.from_numpy(np.stack([record.pixels for record in batch]))
             answers = answer_sources(model, SourceBatch(images, None), tokenizer=tokenizers, decoding=decoding).rows
@@ -118,6 +120,7 @@ def _image_records(path: str, shape: tuple[int, int, int], changes: ChangeCounts
     height, width, channels = shape
     for source in open_image_files(path).values():
         for record in source.images():
+            # only squares are resized: others would be distorted or cut, and which is right nobody has said
             is_square = record.pixels.shape[0] == record.pixels.shape[1] and height == width
             resized = ImageResize(height if is_square else None, channels).apply(record)
             if resized.pixels.shape != shape:
@@ -153,6 +156,7 @@ def transcribe_files(
         for path in paths:
             with temporary_folder() as scratch_dir:
                 data = _read_recordings(trained, path, scratch_dir)
+                # lazily, one batch after the other, so that transcripts come while further recordings are read
                 batches = (to_device(batch, model.device) for batch in data.batches or ())
                 written = (row for batch in batches for row in _write(trained, model, batch, beam))
                 for item, (text, log_probability) in zip(data.inputs, written, strict=True):
@@ -176,6 +180,7 @@ def first_recording(trained: TrainedRun, path: str) -> Float[Tensor, "1 f m"]:
         frames: Tensor = batch.features[:1]
         if batch.segments is None:
             return frames
+        # other recordings of the batch may be longer
         return frames[:, batch.segments[0] != PADDING_SEGMENT]
 
 
@@ -189,6 +194,7 @@ def _read_recordings(trained: TrainedRun, path: str, scratch_dir: Path) -> Unlab
 def _write(trained: TrainedRun, model: Any, batch: Any, beam: int) -> list[tuple[str, float]]:
     """The text of each recording of a batch and its log-probability."""
     tokenizer = trained.tokenizers.target
+    # a model with CTC alone has no decoder, and searches over prefixes itself
     if task_of_run(trained.config).generates is None:
         transcripts = model.transcribe(batch.features, batch.segments, beam=beam)
         return [(tokenizer.decode(labels), log_probability) for labels, log_probability in transcripts]

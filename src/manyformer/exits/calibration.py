@@ -67,11 +67,13 @@ class ThresholdCalibration(FileRecord):
     @model_validator(mode="after")
     def _check_tests(self) -> Self:
         """Raise ValueError if the tests do not certify the threshold."""
+        # a file may be edited by hand: its numbers must follow from each other as the test would compute them
         for test in self.tested:
             p_value = hoeffding_bentkus_p_value(test.risk, self.documents, self.tolerance)
             is_certified = p_value <= 1 - self.confidence
             if not math.isclose(test.p_value, p_value, rel_tol=1e-6, abs_tol=1e-300) or test.certified != is_certified:
                 raise ValueError(f"the test of {test.threshold:g} does not follow from its mean loss {test.risk:g}")
+        # fixed-sequence testing stops at the first failure, so that only the last test may be one
         certified = [test.threshold for test in self.tested if test.certified]
         if self.threshold != min(certified, default=None) or not all(test.certified for test in self.tested[:-1]):
             raise ValueError(f"the tests do not certify the threshold {self.threshold:g}")
@@ -124,6 +126,7 @@ def calibrate(
     check_document_count(count, tolerance, confidence, source)
     losses = _prompt_losses(workload, risk, DISTANCES[measure], references)
     tested: list[ThresholdTest] = []
+    # a generator: thresholds below the first failure are never decoded
     threshold_losses = ((threshold, document_means(losses(threshold), names)) for threshold in grid)
     for test in fixed_sequence_test(threshold_losses, tolerance=tolerance, confidence=confidence):
         tested.append(test)
@@ -189,6 +192,7 @@ def _prompt_losses(
 
     def losses(threshold: float) -> list[float]:
         distances = map(distance, workload.decode(threshold).texts, compared)
+        # a text that is nearer to its reference than the full model's is no gain: losses must lie in [0, 1]
         return [max(0.0, new - full) for new, full in zip(distances, baseline)]
 
     return losses
@@ -214,6 +218,7 @@ def fixed_sequence_test(
             raise UserError(f"the losses at threshold {threshold:g} must be numbers from 0 to 1")
         if threshold >= previous:
             raise UserError(f"thresholds must be in descending order, but {threshold:g} follows {previous:g}")
+        # exact sums, so that a file that is checked later gives the same p-value
         risk = math.fsum(independent_losses) / len(independent_losses)
         p_value = hoeffding_bentkus_p_value(risk, len(independent_losses), tolerance)
         test = ThresholdTest(threshold, risk, p_value, p_value <= 1 - confidence)
@@ -249,6 +254,7 @@ def hoeffding_p_value(risk: float, count: int, tolerance: float) -> float:
     Hoeffding's (1963) inequality in its tight form, exp(-n h(risk, tolerance)) with h the relative entropy of Bernoulli
     distributions.
     """
+    # above the tolerance the inequality says nothing, and the p-value is 1
     low = min(risk, tolerance)
     return math.exp(-count * _relative_entropy(low, tolerance))
 
@@ -304,6 +310,7 @@ def use_calibration(model: Model, file: str | Path, decoding: Decoding) -> None:
             f"{path} holds for greedy decoding with {limit}, and this is {difference}: decode greedily with {limit}, "
             "or without the calibration"
         )
+    # after all checks: a refused model keeps its own rule
     stack = early_exit_stack(model)
     stack.rule = rule_at_threshold(stack, calibration.threshold)
 

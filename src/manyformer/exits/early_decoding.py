@@ -61,6 +61,7 @@ class DecodingWorkload:
         prompts = [self.prompts[index] for index in order]
         result = generate(self.model, prompts, decoding=decoding, batch=self.rows)  # type: ignore[arg-type]
         layers = self._mean_exit_layer(prompts, result.tokens)
+        # back into the order in which the prompts were given
         _, texts, tokens = zip(*sorted(zip(order, result.texts, result.tokens)))
         return DecodedTexts(list(texts), list(tokens), result.stats.tokens_per_second, layers)
 
@@ -86,8 +87,10 @@ def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]
         inputs = Inputs(target.clamp(min=0), _segment_ids(target), source.clamp(min=0), _segment_ids(source))
         task.call(model, inputs, watch=depths)
         return [layers[: len(row)] for layers, row in zip(depths.values[0].tolist(), tokens)]
+    # the last token of a row is predicted, never fed
     sequences = pad_left([prompt + row[:-1] for prompt, row in zip(rows, tokens)], device)
     task.call(model, Inputs(sequences.clamp(min=0), _segment_ids(sequences)), watch=depths)
+    # the prompt's tokens exit, too, but only those that predict new ones count
     return [layers[len(layers) - len(row) :] for layers, row in zip(depths.values[0].tolist(), tokens)]
 
 
@@ -127,6 +130,7 @@ def exit_threshold(model: Model, threshold: ThresholdValues | None) -> Iterator[
 def rule_at_threshold(stack: EarlyExit, threshold: ThresholdValues) -> ExitRule:
     """A copy of the stack's exit rule with another threshold and the same weights."""
     if isinstance(threshold, float | int):
+        # the last layer has no exit: every token leaves there
         values = (float(threshold),) * (stack.depth - 1)
     else:
         values = tuple(threshold)

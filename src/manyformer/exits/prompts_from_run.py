@@ -83,6 +83,7 @@ def load_calibration_prompts(
                 "so that a guarantee needs other texts: give a file that the run has not read with --data, or train "
                 "with data.test"
             )
+        # reversed, so that the first prompt of each document is the one that stays
         prompts = {prompt.document: prompt for prompt in reversed(list(_prompts(trained, held_out)))}
         if held_out.text is None:
             dependent = set()
@@ -108,6 +109,7 @@ def _prompt_set(
         raise UserError(f"{source}: there are no prompts")
     model = trained.load_model(device)
     count = min(len(prompts), count)
+    # spread over the whole data, whose documents may stand in an order
     chosen = [prompts[index * len(prompts) // count] for index in range(count)]
     is_translation = task_of_run(trained.config).takes_source
     limit = NEW_TOKENS if max_new is None and not is_translation else max_new
@@ -133,6 +135,7 @@ def _prompts(trained: TrainedRun, data: EvaluationData) -> Iterator[_Prompt]:
     else:
         texts = _documents(data.text)
     for document, tokens in texts:
+        # prompts are so far apart that the text which would follow one is no part of the next
         for start in range(0, len(tokens), PROMPT_TOKENS + NEW_TOKENS):
             text = trained.tokenizers.source.decode(tokens[start : start + PROMPT_TOKENS])
             if text.strip():
@@ -166,6 +169,7 @@ def _dependent_documents(trained: TrainedRun, text: TokenShard) -> set[int]:
     dependent = set[int]()
     contents = set[bytes]()
     for document, tokens in _documents(text):
+        # equal documents give equal losses, and would count as independent ones
         content = tokens.tobytes()
         if content in contents:
             dependent.add(document)

@@ -61,12 +61,14 @@ def sweep(
     _check_thresholds(thresholds)
     workload = prompt_set.workload
     settings: list[ThresholdValues | str | None] = [None, *(thresholds if has_threshold(prompt_set) else ["predicted"])]
+    # whole rounds one after the other, so that other load on the machine slows all thresholds alike
     decoded = [
         [workload.decode_with_own_rule() if isinstance(value, str) else workload.decode(value) for value in settings]
         for _ in range(rounds)
     ]
     points = []
     for index, threshold in enumerate(settings):
+        # texts do not differ from round to round, only speeds do
         texts, _, _, layers = decoded[0][index]
         tokens_per_second = statistics.median(results[index].tokens_per_second for results in decoded)
         consistency = 1 - statistics.fmean(map(rouge_l_distance, texts, decoded[0][0].texts))
@@ -103,6 +105,7 @@ def best_in_bins(points: Sequence[ThresholdPoint], width: float = 0.5) -> list[T
     for point in points:
         bin_index = int(point.layers / width)
         quality = rank_key(_quality(point), lower_is_better=False)
+        # rank_key puts NaN last, which a comparison of numbers would not
         if bin_index not in best or quality < rank_key(_quality(best[bin_index]), lower_is_better=False):
             best[bin_index] = point
     return [best[bin_index] for bin_index in sorted(best)]

@@ -52,6 +52,7 @@ class BeamSearch:
         # the penalty of each length from 0 on, computed once, so that no step moves data to the device
         self.penalties = settings.penalty(torch.arange(max_new + 1.0)).to(device)
         self.prompt_indices = torch.arange(prompts, device=device)
+        # rows of one prompt stand together: row = prompt * width + place in the beam
         self.tokens = batch.tokens.new_zeros(prompts * settings.width, self.prompt_length + max_new)
         self.tokens[:, : self.prompt_length] = batch.tokens.repeat_interleave(settings.width, 0)
         # at first all sequences of a beam are equal, so that only one of them has a finite score
@@ -95,6 +96,7 @@ class BeamSearch:
             score, tokens, length = (tensor.tolist() for tensor in self.finished_by_prompt[prompt])
             if not score[0] > NEGATIVE_INFINITY:
                 raise UserError(nothing_to_choose(f"prompt {prompt}"))
+            # a search that ends early may have finished fewer than asked for
             ranks = [rank for rank in range(self.settings.best) if score[rank] > NEGATIVE_INFINITY]
             self.new_tokens += sum(length[rank] for rank in ranks)
             answers.append(tuple(self._hypothesis(tokens[rank][: length[rank]], score[rank]) for rank in ranks))
@@ -102,6 +104,7 @@ class BeamSearch:
 
     def _hypothesis(self, tokens: list[int], score: float) -> Hypothesis:
         has_stop_id = tokens[-1] in self.batch.stop_ids
+        # the end token counts in the score, and is no part of the text
         tokens = tokens[:-1] if has_stop_id else tokens
         text = None
         if self.tokenizer is not None:
@@ -118,6 +121,7 @@ class BeamSearch:
         if self.batch.forced is not None:
             step = history.shape[1] - self.prompt_length + 1
             log_probs = self.batch.forced(log_probs, step, self.limits.repeat_interleave(width))
+        # over all continuations of all sequences of a prompt at once: an index is parent * vocab + token
         total = (self.live_scores.view(-1, 1) + log_probs).view(-1, width * vocab)
         score, index = total.topk(min(max(2, 1 + len(self.stop_ids)) * width, width * vocab))
         return BeamCandidates(score, index // vocab, index % vocab)
@@ -125,14 +129,17 @@ class BeamSearch:
     def _add_finished(self, candidates: BeamCandidates, is_final: Bool[Tensor, "b k"], length: int) -> None:
         """Merge the sequences that end at this step with the best finished sequences."""
         width = self.settings.width
+        # only the `width` best candidates may finish; those behind them are there to keep the beam full
         newly_finished = is_final[:, :width] & self.is_open[:, None]
         # merging nothing changes nothing, and costs less than a wait for an accelerator
         if self.readback_interval == 1 and not newly_finished.any():
             return
         score = candidates.score[:, :width].masked_fill(~newly_finished, NEGATIVE_INFINITY) / self.penalties[length]
         parent = candidates.parent[:, :width] + self._beam_offsets()
+        # (b, w, n): the parents' tokens before this step, whose own token is in none of the buffers yet
         tokens = self.tokens[parent, self.prompt_length :]
         tokens[:, :, length - 1] = candidates.token[:, :width]
+        # old and new together, so that a good finished sequence is never lost to later ones
         score, order = torch.cat([self.finished.score, score], 1).topk(width)
         lengths = torch.cat([self.finished.length, torch.full_like(parent, length)], 1)
         tokens = torch.cat([self.finished.tokens, tokens], 1)
@@ -140,6 +147,7 @@ class BeamSearch:
 
     def _can_improve(self, length: int) -> Bool[Tensor, " b"]:
         penalty = self.penalties[length]
+        # the most that a live sequence can gain by growing
         final_penalty = self.penalties[self.limits]
         scores = BeamScores(self.live_scores[:, 0], self.finished.score, self.settings.best, penalty, final_penalty)
         return self.settings.stopping.can_improve(scores)
@@ -172,6 +180,8 @@ class BeamSearch:
         open_rows = (open_prompts[:, None] * self.settings.width + within_beam).flatten()
         self.batch.feed.select_rows(parent[open_rows])
         self.tokens = self.tokens.index_select(0, open_rows)
-        self.live_scores, self.prompt_indices = self.live_scores[open_prompts], self.prompt_indices[open_prompts]
-        self.limits, self.is_open = self.limits[open_prompts], self.is_open[open_prompts]
+        self.live_scores = self.live_scores[open_prompts]
+        self.prompt_indices = self.prompt_indices[open_prompts]
+        self.limits = self.limits[open_prompts]
+        self.is_open = self.is_open[open_prompts]
         self.finished = FinishedBeams(*(tensor[open_prompts] for tensor in self.finished))

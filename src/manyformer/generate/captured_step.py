@@ -110,11 +110,15 @@ class CapturedStep:
             for _ in range(WARM_UPS):
                 # caches are written at the place that the state names, which stays as it is
                 check_form(self.state, self._run_step()[1])
+        # what is allocated within the capture lives in the graph's own pool, so that a replay finds it at the same
+        # addresses
         self._graph = engine.graph()
         outer = OuterTensors()
         with engine.capture(self._graph), outer:
             self.logits, next_state = self._run_step()
+            # `resume` compares with them: a step that reads other tensors needs another graph
             self._addresses = addresses_of(outer.tensors)
+            # captured, too: each replay moves the state one token further by itself
             copy_state(self.state, next_state)
         weight_addresses = addresses_of(weights)
         # with the weights among them, a model that moves to another device would leave its memory occupied
@@ -124,6 +128,7 @@ class CapturedStep:
         self.tokens.copy_(tokens)
         expected = None
         if self.replays < CHECKED_REPLAYS:
+            # before the replay, which moves the state on
             expected = self._run_step()[0]
         logits = self._replay()
         if expected is not None:
@@ -155,6 +160,7 @@ class CapturedStep:
         copy_state(self.memory, memory)
         with OuterTensors() as outer:
             expected = self._run_step()[0]
+        # the step has run on copies in the buffers of the graph, so that nothing is lost by giving up here
         if addresses_of(outer.tensors) != self._addresses:
             return None
         logits = self._replay()
@@ -169,6 +175,7 @@ class CapturedStep:
     def _replay(self) -> Float[Tensor, "b 1 v"]:
         self._graph.replay()
         self.replays += 1
+        # the next replay overwrites the buffer
         return self.logits.clone()
 
 
@@ -204,6 +211,7 @@ def copy_state(state: State, next_state: State) -> None:
     tree_map(pair, state, next_state)
     buffers = storages_of(state)
     # a view of a buffer is copied before any buffer is written
+    # a tensor that is its own next value needs no copy
     changed = [
         (old, new.clone() if new.untyped_storage().data_ptr() in buffers else new)
         for old, new in pairs
@@ -231,6 +239,7 @@ def own_buffers(state: State, in_use: State = None) -> State:
 
     def own(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage().data_ptr()
+        # an expanded tensor, with strides of 0, has many elements at one address
         is_shared = storage in storages or (tensor.numel() > 1 and 0 in tensor.stride())
         storages.add(storage)
         if is_shared:
@@ -243,6 +252,7 @@ def own_buffers(state: State, in_use: State = None) -> State:
 def logits_difference(logits: Tensor, expected: Tensor) -> str:
     """How logits differ by more than rounding, "" if they do not."""
     difference = float((logits - expected).abs().max())
+    # relative to the largest logit: small ones differ by more than their own size
     largest = float(expected.abs().max())
     tolerance = max(TOLERANCES.get(tensor.dtype, HALF_TOLERANCE) for tensor in (logits, expected))
     if difference <= tolerance * largest:
@@ -291,11 +301,11 @@ class StaticOperatorsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket is torch.ops.aten.index:
-            index = args[1]
+            # torch tags all indexing as of dynamic shape, although that of a boolean mask alone is
+            reads_values = any(ids is not None and ids.dtype == torch.bool for ids in args[1])
         else:
-            index = ()
-        reads_values = any(tag in func.tags for tag in READS_VALUES) and func.overloadpacket is not torch.ops.aten.index
-        if reads_values or any(ids is not None and ids.dtype == torch.bool for ids in index):
+            reads_values = any(tag in func.tags for tag in READS_VALUES)
+        if reads_values:
             raise NotStaticError(f"the host reads what {func} finds in tensors")
         if func.overloadpacket is torch.ops.aten.lift_fresh:
             raise NotStaticError("numbers of the host are made a tensor at every step")
@@ -309,6 +319,7 @@ class StaticOperatorsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def module_of(traceback: TracebackType | None) -> str:
     """The type of the innermost module in which an exception was raised, with a space; "" outside all modules."""
     name = ""
+    # from the outermost frame inwards: the last module found is the innermost
     while traceback is not None:
         owner = traceback.tb_frame.f_locals.get("self")
         if isinstance(owner, nn.Module):

@@ -124,6 +124,7 @@ class FullBeamStopping(BeamStopping):
     """Ends once `width` sequences are finished, and no later than `LikelyStopping`."""
 
     def can_improve(self, scores: BeamScores) -> Bool[Tensor, " b"]:
+        # the last place of the beam is minus infinity until `width` sequences are finished
         return scores.finished[:, -1].isneginf() & LikelyStopping().can_improve(scores)
 
 
@@ -175,9 +176,12 @@ class SampledChoice(StepChoice):
         if self.seed is not None:
             first_seeds = [self.seed + prompt * self.seed_stride for prompt in range(prompts)]
             return [first_seed + sample for first_seed in first_seeds for sample in range(self.samples)]
+        # 48 bits: such numbers are exact in any JSON reader, and a text can be repeated from its seed
         return [int.from_bytes(os.urandom(6), "big") for _ in range(prompts * self.samples)]
 
     def draws(self, seeds: list[int], max_steps: int, device: torch.device) -> Float[Tensor, "r n"]:
+        # drawn on the host, one generator a row, so that a seed means the same on every device and beside any other
+        # rows
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         rows = [torch.rand(max_steps, generator=generator, dtype=torch.float64) for generator in generators]
         return torch.stack(rows).clamp_(max=MAX_UNIFORM).to(float64_device(device))
@@ -292,11 +296,14 @@ def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
     for name in options:
         if name not in DecodingOptions.__annotations__:
             raise TypeError(f"decoding has no option '{name}'; {suggest_names(name, DecodingOptions.__annotations__)}")
+    # None is what the command line passes for an option that was not given
     values: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     for name, value in values.items():
         for bound in DecodingOptions.__annotations__[name].__metadata__:
+            # lower bounds are checked by the records themselves, which say what a smaller value would mean
             if isinstance(bound, Le) and value > bound.le:
                 raise UserError(f"{name} must be at most {bound.le:,}, got {value:,}")
+    # in the order of the table: a temperature changes what top_p allows
     processors = [
         make_processor(values[name])
         for name, make_processor in PROCESSORS.items()
@@ -328,6 +335,7 @@ def _token_choice(values: dict[str, Any]) -> TokenChoice:
             option = "length_penalty"
         raise UserError(f"{option} is for beam search: give beam as well")
     if values.get("temperature") == 0:
+        # a seed changes nothing at temperature 0, and scripts give it with every temperature
         if sampling_options not in ([], ["seed"]):
             message = f"leave out {sampling_options[0]} or raise temperature"
             raise UserError(f"temperature 0 always takes the likeliest token: {message}")

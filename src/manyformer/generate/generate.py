@@ -59,6 +59,7 @@ def generate(
     decoding = from_options if decoding is None else decoding
     streaming = on_piece is not None
     job = _decode_job(model, prompts, decoding, tokenizer, batch, begin=begin, streaming=streaming)
+    # a job decodes while it is iterated, also where nobody wants the pieces
     for piece in job:
         if on_piece is not None:
             on_piece(piece)
@@ -161,6 +162,7 @@ class DecodeJob:
         try:
             yield from self._advance(decoder, start)
         finally:
+            # also where the consumer stops early: a captured step would otherwise be lost for later calls
             decoder.batch.feed.close()
         self.answers += decoder.results()
         self.new_tokens += decoder.new_tokens
@@ -175,6 +177,7 @@ class DecodeJob:
                 pieces = decoder.advance()
             self.seconds += time.perf_counter() - started
             for piece in pieces:
+                # the decoder counts the rows of its batch, the caller those of all prompts
                 yield piece._replace(row=start + piece.row) if start else piece
 
     def _make_batch(self, batch_rows: slice) -> DecodeBatch:
@@ -182,6 +185,7 @@ class DecodeJob:
         limits = self.limits[batch_rows]
         banned_ids = self.special.banned_ids
         processors = self.decoding.processors
+        # first: what is banned must not count among the most likely tokens of the others
         if banned_ids:
             processors = (BanTokensProcessor(banned_ids), *processors)
         tokens, source = self.prompts.batch(self.model, batch_rows, self.special.bos or 0)

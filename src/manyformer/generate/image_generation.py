@@ -67,6 +67,7 @@ def complete(
         raise UserError(f"rows ({rows}) must be whole rows of blocks, and fewer than the {tokenizer.shape.height} rows")
     if images.shape[1:] != tokenizer.shape:
         raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, tokenizer.shape))})")
+    # in the order of generation, in which the first rows are the first tokens
     prefixes = [tokenizer.tokens(image)[: rows * tokenizer.shape.width * tokenizer.shape.channels] for image in images]
     return _generate_images(model, prefixes, tries, temperature, seed, on_progress)
 
@@ -107,6 +108,7 @@ def enlarge(
     expected = small_shape_of(model)
     if images.shape[1:] != expected:
         raise UserError(f"images {images.shape} must be (n, {', '.join(map(str, expected))})")
+    # levels as the tokens of the source, behind the special ones
     tokens = pixel_tokenizer_of(model).quantize(images).reshape(len(images), -1).astype(np.int64) + FIRST_LEVEL_TOKEN
     return _from_sources(model, torch.from_numpy(tokens), tries, temperature, seed, on_progress)
 
@@ -151,6 +153,7 @@ def half_image_rows(tokenizer: PixelTokenizer) -> int:
 
     Raises UserError where there are none, because the first blocks are too high.
     """
+    # blocks may reach over the middle of the image
     complete_rows = [rows for rows in range(1, tokenizer.shape.height // 2 + 1) if _rows_come_first(tokenizer, rows)]
     if not complete_rows:
         height = tokenizer.block[0]
@@ -225,11 +228,13 @@ def _decode(
     tries, temperature, seed = sampling
     generative = as_generative(model, "make images")
     processors = () if temperature == 1 else (TemperatureProcessor(temperature),)
+    # every prompt becomes `tries` rows
     batch_size = max(1, BATCH_SIZE // tries)
     images: list[ImageArray] = []
     stats: GenerationStats | None = None
     for start in range(0, len(prefixes), batch_size):
         batch = slice(start, start + batch_size)
+        # the stride gives every image a seed of its own, the same however the images are cut into batches
         choice = SampledChoice(None if seed is None else seed + start * tries, tries, seed_stride=tries)
         # special tokens are not pixel values
         decoding = Decoding(choice=choice, processors=processors, stop_ids=(), ban=tuple(range(FIRST_LEVEL_TOKEN)))
@@ -237,6 +242,7 @@ def _decode(
         new_tokens = limits[batch]
         job = DecodeJob(generative, prompts, decoding, None, batch_size=len(prompts), limits=new_tokens)
         for count, _ in enumerate(job, 1):
+            # the share of this batch that is done, counted in pixel values of all its images
             on_progress((start + len(prompts) * count / (tries * sum(new_tokens))) / len(prefixes))
         for prefix, answers in zip(prefixes[batch], job.answers):
             images += [tokenizer.image([*prefix, *answer.tokens]) for answer in answers]

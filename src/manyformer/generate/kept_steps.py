@@ -43,7 +43,9 @@ class KeptStep(NamedTuple):
         return state_bytes((self.step.state, self.step.memory))
 
 
+# the model is held weakly, and the steps let go of its parts when they are suspended: keeping them keeps no model alive
 _kept: "WeakKeyDictionary[nn.Module, list[KeptStep]]" = WeakKeyDictionary()
+# several threads may decode with one model, and a captured step serves one decoding at a time
 _lock = threading.Lock()
 
 
@@ -57,9 +59,11 @@ def step_form(
     # others, such as those that are spread over devices, may keep their numbers elsewhere
     if any(type(tensor) not in (Tensor, nn.Parameter, nn.Buffer) for tensor in tensors):
         return None
+    # a graph reads weights at their addresses: one that was replaced or moved makes it useless
     places = tuple(
         (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in tensors
     )
+    # plain settings were read when the graph was captured, and a change of one would not be noticed by a replay
     modules = tuple((id(module), type(module), *_plain_settings(module)) for module in model.modules())
     sizes = (_tree_form(state), _tree_form(memory), position_limit)
     return StepForm((places, modules), sizes, _numerics(state.tail.column.device))
@@ -79,6 +83,7 @@ def take_step(model: object, form: StepForm | None) -> CapturedStep | None:
     with _lock:
         entries = [entry for entry in _kept.get(model, []) if entry.form.model == form.model]  # type: ignore[call-overload]
         match = next((entry for entry in entries if entry.form == form), None)
+        # taken out: two decodings at once must not write into the same buffers
         _kept[model] = [entry for entry in entries if entry is not match]  # type: ignore[index]
     return None if match is None else match.step
 
@@ -133,6 +138,7 @@ def _numerics(device: torch.device) -> tuple[object, ...]:
         cuda.math_sdp_enabled,
         cuda.cudnn_sdp_enabled,
     )
+    # which kernel of fused attention was captured
     fused = tuple(is_enabled() for is_enabled in switches)
     stream = 0
     if device_kind(device).captures_graphs:

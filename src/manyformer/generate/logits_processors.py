@@ -136,6 +136,7 @@ class NoRepeatNGramProcessor(LogitsProcessor):
         length = history.shape[1]
         if length < self.n:
             return logits
+        # (r, t - n + 1, n): all n-grams of a row, of which those that begin as the row ends forbid their last token
         ngrams = history.unfold(1, self.n, 1)
         prefix = history[:, length + 1 - self.n :]
         matches = (ngrams[..., :-1] == prefix[:, None]).all(-1)

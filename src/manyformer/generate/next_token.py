@@ -4,6 +4,7 @@ Static steps run the same operators on the same buffers for every token. Where t
 number of rows and columns."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import torch
@@ -29,6 +30,7 @@ from manyformer.generate.protocol import (
     BindsNextToken,
     BindsStaticStep,
     GenerativeModelProtocol,
+    LogitsAndState,
     ReadsPrompt,
     TranslatesText,
 )
@@ -90,13 +92,12 @@ class CachedFeed(LogitsFeed):
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         new_tokens = tokens[:, self.length : end]
+        # an encoder-decoder reads its prompt, one start token, by a step as well
         if self.length or self.memory is not None:
+            # the step needs no segments: what is fed after the prompt is never padding
             logits, self.state = self.decode_next(new_tokens, self.state, self.memory)
         else:
-            if isinstance(self.model, ReadsPrompt):
-                read = self.model.last_logits
-            else:
-                read = self.model
+            read = _prompt_reader(self.model)
             out = read(new_tokens.clamp(min=0), segments_of(new_tokens), self.state)
             logits = out.logits
             self.state = out.state
@@ -104,6 +105,7 @@ class CachedFeed(LogitsFeed):
         return logits[:, -1].float()
 
     def select_rows(self, rows: Int[Tensor, " n"]) -> None:
+        # the sources follow their rows; `reorder` below leaves them, because the rows of a beam have the same source
         self.memory = _select_rows(self.memory, rows)
         self.state = _select_rows(self.state, rows)
 
@@ -146,10 +148,7 @@ class UncachedFeed(LogitsFeed):
             # read once for these rows: a GPU would have to be waited for at every token
             padding = self._padding = self._padding or _left_padding(tokens)
             tokens = tokens[:, padding.shared : end]
-            if isinstance(self.model, ReadsPrompt):
-                read = self.model.last_logits
-            else:
-                read = self.model
+            read = _prompt_reader(self.model)
             segments = None
             if padding.is_ragged:
                 segments = torch.where(tokens < 0, PADDING_SEGMENT, 0)
@@ -164,6 +163,14 @@ class UncachedFeed(LogitsFeed):
 
     def reorder(self, rows: Int[Tensor, " r"]) -> None:
         return
+
+
+def _prompt_reader(model: Any) -> Callable[..., LogitsAndState]:
+    """The call that reads a prompt: logits of the last token alone where the model offers that, else of all tokens."""
+    if isinstance(model, ReadsPrompt):
+        return model.last_logits
+    reader: Callable[..., LogitsAndState] = model
+    return reader
 
 
 class _LeftPadding(NamedTuple):
@@ -269,15 +276,19 @@ class StaticFeed(LogitsFeed):
         self.step: StaticStepFn | None = None
         self.captured: CapturedStep | None = None
         self.form: StepForm | None = None
-        self.refusal = self.capture_refusal = ""
+        self.refusal = ""
+        self.capture_refusal = ""
 
     def __call__(self, tokens: Int[Tensor, "r t"], end: int) -> Float[Tensor, "r v"]:
         start = self.eager.length
+        # the prompt is read once, and may be of any length: a graph of it would serve no other
         if not start or self.refusal:
             return self.eager(tokens, end)
         new_tokens = tokens[:, start:end]
         if self.state is None:
             return self._begin(tokens, end)
+        # the caches double, which changes the shapes of all operators: a captured step ends here, another one is
+        # captured at the next token
         if self._columns(end) > self.state.tail.columns:
             logits, self.state = self._settle(new_tokens, self._columns(end), self.state)
             self.close()
@@ -323,7 +334,7 @@ class StaticFeed(LogitsFeed):
 
     def _select_state(self, rows: Int[Tensor, " n"]) -> None:
         if self.state is not None:
-            self.state = tree_map(lambda tensor: tensor.index_select(0, rows), self.state)
+            self.state = _select_rows(self.state, rows)
 
     def _columns(self, end: int) -> int:
         return bucket_columns(min(end + 1, self.capacity), self.capacity)
@@ -342,17 +353,17 @@ class StaticFeed(LogitsFeed):
             reason = f"it does not serve the columns of static caches ({raised})"
             error = raised
             self.refusal = f"{module_of(raised.__traceback__)}{reason}"
+        # computed in any case: it is the result of this step, and goes on if static steps are refused
         expected = self.eager(tokens, end)
         if first is not None:
             difference = logits_difference(first[0][:, -1], expected)
             if difference:
                 self.refusal = f"static and eager steps give {difference}"
-            else:
-                self.refusal = ""
         if self.refusal and self.forced:
             raise UserError(f"this model has no static step: {self.refusal}") from error
         if first is not None and not self.refusal:
             self.state = first[1]
+            # the static state has all of it, and the memory of both would be needed for nothing
             self.eager.state = None
         return expected
 

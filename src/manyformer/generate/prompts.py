@@ -48,6 +48,7 @@ def special_tokens(
         outside = set[int]()
     else:
         outside = set(range(tokenizer.vocab, model.vocab))
+    # a model that came with settings of its own for generation knows better than its tokenizer
     if generation is not None:
         forced = ForcedTokens(generation.forced_first, generation.forced_last)
         banned = tuple(sorted(outside.union(generation.banned_ids)))
@@ -102,6 +103,7 @@ def _encode_prompt(
         if tokenizer is None:
             raise UserError(f"prompt {index} is a string, which needs a tokenizer: give tokenizer=, or token ids")
         ids = list(tokenizer.encode(prompt))
+        # a source is read as a whole, and its end token says where it ends
         if source:
             return [*ids, tokenizer.eos]
         if begin is None:
@@ -133,6 +135,7 @@ def read_vocab(model: GenerativeModelProtocol) -> int:
 def check_tokens(rows: list[list[int]], vocab: int) -> None:
     """Raise UserError where a token is not one of the model's."""
     for index, row in enumerate(rows):
+        # on the host: an embedding on a GPU would fail with an assertion of its kernel, and the process with it
         if invalid_ids := [token for token in row if not 0 <= token < vocab]:
             raise UserError(f"prompt {index} has token {invalid_ids[0]}, but the model's tokens are 0 to {vocab - 1}")
 
@@ -147,12 +150,14 @@ def crop_prompts(model: GenerativeModelProtocol, rows: list[list[int]], decoding
     if model.max_length is None:
         return rows
     if decoding.max_new is None:
+        # a short context is shared evenly between the prompt and what follows it
         max_new = min(DEFAULT_MAX_NEW, model.max_length // 2)
     else:
         max_new = decoding.max_new
     capacity = model.max_length - max_new
     if capacity < 1:
         raise UserError(f"max_new is {max_new}, but the model allows {model.max_length} tokens with the prompt")
+    # the end of a prompt decides how it goes on
     return [row[-capacity:] for row in rows]
 
 
@@ -191,7 +196,9 @@ def _target_limit(index: int, length: int, max_length: int | None, decoding: Dec
         raise UserError(f"source {index} has {length} tokens, but the model allows at most {max_length}")
     max_new = SourceLengthLimit() if decoding.max_new is None else decoding.max_new
     if isinstance(max_new, SourceLengthLimit):
-        return min(length + max_new.extra, length + max_new.extra if max_length is None else max_length)
+        if max_length is None:
+            return length + max_new.extra
+        return min(length + max_new.extra, max_length)
     if max_length is not None and max_new > max_length:
         raise UserError(f"max_new is {max_new}, but the model generates at most {max_length} tokens")
     return max_new
@@ -265,6 +272,8 @@ class TokenPrompts(DecoderPrompts):
         device = model_device(model)
         if not isinstance(model, TranslatesText):
             return DecoderBatch(pad_left(chosen, device), None)
+        # padding of a source is on the right, where positions of its tokens do not move; that of prompts on the left,
+        # so that all rows end in the same column
         source = pad_right(chosen, device)
         start_tokens = torch.full((len(chosen), 1), start_token, device=device)
         return DecoderBatch(start_tokens, SourceBatch(source.clamp(min=0), segments_of(source)))
@@ -295,14 +304,19 @@ class SourcePrompts(DecoderPrompts):
         max_length = model.max_length
         if decoding.max_new is not None and max_length is not None and decoding.max_new > max_length:
             raise UserError(f"max_new is {decoding.max_new}, but the model generates at most {max_length} tokens")
-        limits = (decoding.max_new or DEFAULT_MAX_NEW, max_length)
-        return [min(limit for limit in limits if limit is not None)] * len(self)
+        limit = decoding.max_new or DEFAULT_MAX_NEW
+        if max_length is not None:
+            limit = min(limit, max_length)
+        return [limit] * len(self)
 
     def batch(self, model: GenerativeModelProtocol, rows: slice, start_token: int) -> DecoderBatch:
         device = model_device(model)
-        source, segments = (None if part is None else part[rows].to(device) for part in self.sources)
-        assert source is not None
-        return DecoderBatch(torch.full((source.shape[0], 1), start_token, device=device), SourceBatch(source, segments))
+        source = self.sources.source[rows].to(device)
+        segments = self.sources.segments
+        if segments is not None:
+            segments = segments[rows].to(device)
+        start_tokens = torch.full((len(source), 1), start_token, device=device)
+        return DecoderBatch(start_tokens, SourceBatch(source, segments))
 
 
 def segments_of(tokens: Int[Tensor, "r t"]) -> Int[Tensor, "r t"] | None:

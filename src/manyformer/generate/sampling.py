@@ -41,6 +41,7 @@ class DecodeBatch(NamedTuple):
         if repeats > 1:
             rows = torch.arange(logits.shape[0], device=logits.device).repeat_interleave(repeats)
             self.feed.select_rows(rows)
+            # samples of a prompt share its prefill: the state is repeated after it
             logits = logits.index_select(0, rows)
         return logits, logits_fns
 
@@ -73,15 +74,19 @@ class StepwiseDecoder:
             for sample in range(self.samples)
         ]
         self.active_rows = list(self.rows)
+        # for forced last tokens, which a GPU chooses without asking the host how long a row may be
         self.limits = torch.tensor([row.limit for row in self.rows], device=device)
         self.tokens = batch.tokens.new_zeros(len(self.rows), self.prompt_length + max_new)
+        # one buffer for prompts and new tokens: processors read it up to the current column without a copy
         self.tokens[:, : self.prompt_length] = batch.tokens.repeat_interleave(self.samples, 0)
         # chosen but not yet read back: the tokens, and the scores that are finite if there was a token to choose
         self.unread: list[tuple[Tensor, Tensor]] = []
         self.logits_fns: list[LogitsFn] = []
-        self.column = self.read_column = self.prompt_length
+        self.column = self.prompt_length
+        self.read_column = self.prompt_length
         needs_every_token = reading.streaming or reading.stop_strings
         if needs_every_token:
+            # a streamed text and a stop string need the tokens of every step on the host
             self.readback_interval = 1
         else:
             self.readback_interval = readback_interval(device)
@@ -110,6 +115,7 @@ class StepwiseDecoder:
         self.tokens[:, column] = chosen[0]
         self.unread.append(chosen)
         self.column = column + 1
+        # until then a GPU works ahead: rows that have ended go on, and their further tokens are thrown away
         if self.column >= self.readback_column:
             return self._read_back()
         return []
@@ -131,10 +137,12 @@ class StepwiseDecoder:
             score_steps = [scores[0].tolist()]
         else:
             score_steps = torch.stack(scores).tolist()
-        self.unread, self.read_column = [], self.column
+        self.unread = []
+        self.read_column = self.column
         pieces: list[StreamPiece] = []
         for step_tokens, step_scores in zip(token_steps, score_steps):
             for row, token, score in zip(self.active_rows, step_tokens, step_scores):
+                # ended at an earlier step of those that are read now
                 if row.finish:
                     continue
                 if not math.isfinite(score):
@@ -162,11 +170,11 @@ class StepwiseDecoder:
             self.lowest_limit = min(row.limit for row in self.active_rows)
             rows = torch.tensor(active, device=self.tokens.device)
             self.batch.feed.select_rows(rows)
-            if self.draws is None:
-                self.draws = None
-            else:
+            if self.draws is not None:
+                # in float64, and so on the host where the device has no such numbers
                 self.draws = self.draws.index_select(0, rows.to(self.draws.device))
-            self.tokens, self.limits = self.tokens.index_select(0, rows), self.limits.index_select(0, rows)
+            self.tokens = self.tokens.index_select(0, rows)
+            self.limits = self.limits.index_select(0, rows)
 
 
 def choose_tokens(
@@ -184,6 +192,7 @@ def choose_tokens(
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
     token = torch.searchsorted(cumulative, draws[:, None] * total, right=True)
+    # where no token is allowed all sums are 0 or no numbers, and the search ends behind the last token
     return token[:, 0].clamp_(max=logits.shape[-1] - 1).to(logits.device), total[:, 0].float().to(logits.device)
 
 
@@ -221,7 +230,6 @@ class DecodedRow:
             self.finish = "end"
         else:
             self.tokens.append(token)
-            text = ""
             if self.text_stream is not None:
                 text = self.text_stream.push(token)
             if self.text_stream is not None and self.text_stream.stopped:
@@ -236,12 +244,12 @@ class DecodedRow:
 
     def hypothesis(self, tokenizer: TokenizerProtocol | None) -> Hypothesis:
         """The row as a `Hypothesis`."""
+        text: str | None = None
         if self.text_stream is not None:
-            text: str | None = self.text_stream.text
-        else:
-            text = None
-            if tokenizer is not None:
-                text = tokenizer.decode(self.tokens)
+            # decoded as the tokens came, and ended before a stop string
+            text = self.text_stream.text
+        elif tokenizer is not None:
+            text = tokenizer.decode(self.tokens)
         return Hypothesis(self.tokens, text, None, self.finish or "limit")
 
 
@@ -269,12 +277,14 @@ class StopStringStream:
             return ""
         old_length = len(self.text)
         self.text += new_text
+        # a stop string may begin in text of earlier tokens
         starts = {stop: self.text.find(stop, max(0, old_length - len(stop) + 1)) for stop in self.stop_strings}
         # the stop string that is complete first, so that the result does not depend on token boundaries
         if matches := [(start + len(stop), start) for stop, start in starts.items() if start >= 0]:
             self.text = self.text[: min(matches)[1]]
             self.stopped = True
             return self._emit(len(self.text))
+        # what may be the beginning of a stop string is not shown yet
         held_back = max((_partial_stop_length(self.text, stop) for stop in self.stop_strings), default=0)
         return self._emit(len(self.text) - held_back)
 

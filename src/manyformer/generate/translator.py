@@ -64,12 +64,14 @@ class Translator:
         Raises UserError with the number (from 1) of a line that is longer than the model allows.
         """
         remaining = iter(sentences)
+        # enough to sort by length, and few enough that a pipe is answered while it is read
         while chunk := list(islice(remaining, self.window)):
             yield from self._translate_chunk(chunk)
             self.lines_read += len(chunk)
 
     def _translate_chunk(self, chunk: list[str]) -> Iterator[tuple[Hypothesis, ...]]:
         texts = {index: text for index, text in enumerate(chunk) if text.strip()}
+        # blank lines have their answer from the start; the others are replaced in any order, the order of keys stays
         answers: dict[int, tuple[Hypothesis, ...]] = dict.fromkeys(
             range(len(chunk)), (Hypothesis([], "", None, "end"),)
         )
@@ -152,6 +154,7 @@ class JointRanking:
     def _rank_row(self, sources: SourceBatch, row: int, hypotheses: tuple[Hypothesis, ...]) -> tuple[Hypothesis, ...]:
         source, segments = (None if part is None else part[row : row + 1].to(self.model.device) for part in sources)
         memory = self.model.encode(source, segments)
+        # one source at a time: hypotheses differ in length, and CTC has no padding for them
         ctc = self.model.ctc
         scored = [
             hypothesis._replace(
@@ -168,4 +171,5 @@ def joint_ranking(model: TranslatesText, decoding: Decoding) -> JointRanking:
     choice = decoding.choice
     if getattr(model, "ctc", None) is None or not isinstance(choice, BeamSettings):
         return JointRanking(model, decoding, None)
+    # the whole beam is kept, because CTC may prefer any of it
     return JointRanking(model, replace(decoding, choice=replace(choice, best=choice.width)), choice.best)

@@ -115,7 +115,9 @@ class ActingLoop:
     """
 
     def __init__(self, environment: VectorEnvironment, policy: ActingPolicy, select: SelectFn) -> None:
-        self.environment, self.policy, self.select = environment, policy, select
+        self.environment = environment
+        self.policy = policy
+        self.select = select
         self._box = environment.actions if isinstance(environment.actions, BoxActions) else None
         self.inputs: PolicyInputs | None = None
 
@@ -137,11 +139,14 @@ class ActingLoop:
         rewards = torch.from_numpy(result.rewards)
         done = torch.from_numpy(result.done)
         previous = actions if self._box is None else actions.tanh()
+        # with the segments of the episode that has just ended, and not those of the next one
         final = PolicyInputs(torch.from_numpy(result.final_observations), inputs.segments, previous, rewards)
+        # with the number of the next episode where one has ended
         first = self.first_inputs(result.observations)
         self.inputs = PolicyInputs(
             first.observations,
             first.segments,
+            # broadcast over the numbers of an action, if it is a vector
             torch.where(done.view(-1, *[1] * (previous.ndim - 1)), first.previous_actions, previous),
             torch.where(done, 0.0, rewards),
         )
@@ -149,7 +154,8 @@ class ActingLoop:
 
     def first_inputs(self, observations: NDArray[Any]) -> PolicyInputs:
         """The inputs of the first step of the running episodes."""
-        rows, actions = self.environment.rows, self.environment.actions
+        rows = self.environment.rows
+        actions = self.environment.actions
         if isinstance(actions, DiscreteActions):
             previous = torch.full((rows,), NO_ACTION)
         else:
@@ -163,5 +169,7 @@ class ActingLoop:
             return numbers
         low = np.array(self._box.low, np.float32)
         high = np.array(self._box.high, np.float32)
+        # from (-1, 1) to the bounds
         scaled: NDArray[Any] = low + (actions.tanh().numpy() + 1) / 2 * (high - low)
+        # rounding may step over a bound, which environments refuse
         return scaled.clip(low, high)

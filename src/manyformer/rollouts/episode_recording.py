@@ -38,6 +38,7 @@ def play_steps(
     assert isinstance(policy, nn.Module)
     training = policy.training
     policy.eval()
+    # a random policy has no parameters
     device = next(policy.parameters(), torch.empty(0)).device
     loop = ActingLoop(environment, policy, select)
     running = np.ones(environment.rows, bool)
@@ -48,6 +49,7 @@ def play_steps(
             before_step()
             step = loop.step(actor, device)
             yield step, running
+            # rows whose first episode has ended go on with further ones, which nobody counts
             running = running & ~step.result.done
             if not running.any():
                 return

@@ -80,15 +80,18 @@ class RolloutCollector:
     def collect(self) -> RolloutBatch:
         """Act for the steps of one rollout. Raises UserError for what the environment cannot do."""
         training = self._module.training
+        # acting without dropout: the log-probabilities of actions are those that learning compares with
         self._module.eval()
         try:
             device = next(self._module.parameters()).device
+            # the state with which the rollout begins: learning repeats its steps from there
             first_state = self.state
             actor = self.policy.begin_acting(self.state)
             steps = list[ActedStep]()
             next_values = list[Tensor]()
             for _ in range(self.settings.steps):
                 step = self.loop.step(actor, device)
+                # the value after a step is that of the next observation, which is known one step later
                 if steps:
                     next_values[-1] = torch.where(_truncated(steps[-1]), next_values[-1], step.values)
                 # the value after a limit of time is that of the observation which the episode ended with
@@ -142,6 +145,7 @@ class RolloutCollector:
             ended_lengths.append(lengths[done])
             returns = returns.masked_fill(done, 0)
             lengths = lengths.masked_fill(done, 0)
+        # episodes that are running go on in the next rollout
         self.progress = EpisodeProgress(returns, lengths)
         all_returns = torch.cat(ended_returns)
         if len(all_returns):
@@ -163,6 +167,7 @@ def _diagnostics(rollout: RolloutBatch) -> dict[str, float]:
     assert rollout.log_probs is not None
     assert rollout.values is not None
     scores = {"entropy": -float(rollout.log_probs.mean())}
+    # constant returns have no variance to explain
     if variance := float(rollout.returns.var(correction=0)):
         scores["explained_variance"] = 1 - float((rollout.returns - rollout.values).var(correction=0)) / variance
     return scores
@@ -186,6 +191,7 @@ def gae(
         from torchrl.objectives.value.functional import generalized_advantage_estimate
     except ImportError as error:
         raise UserError('advantages need one more library: pip install "manyformer[rl]"') from error
+    # torchrl has time on the second to last axis, with one number for each step
     columns: list[Any] = [part[..., None] for part in (values, next_values, rewards, done, terminated)]
     advantages, _ = generalized_advantage_estimate(discount, gae_lambda, *columns)
     result: Tensor = advantages[..., 0]
