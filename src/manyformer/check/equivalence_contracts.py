@@ -41,6 +41,7 @@ def traceless(trial: ContractTrial) -> ContractFinding:
     """Repeat a long call after a short one and a few decoding steps: it must agree with the first in every bit."""
     inputs = trial.draw(1, trial.long_length)
     first = trial.subject(inputs).logits
+    # a cache of positions, masks or plans that grew with the long call must not be cut by a short one
     short = trial.draw(1, trial.round_length(max(trial.long_length // 8, 4)))
     trial.subject(short)
     if not {"incremental_decoding", "per_token"} & trial.subject.not_promised.keys():
@@ -145,6 +146,7 @@ def compiled(trial: ContractTrial) -> ContractFinding:
     torch_backend = compiler_backend(trial.backend)
     if torch_backend is None:
         raise Untestable(f"torch {torch.__version__} does not show its backends, so that graphs cannot be counted")
+    # torch falls back to eager without a word, and eager equals eager
     backend = CountingBackend(torch_backend)
 
     def forward(inputs: Inputs) -> Tensor:
@@ -156,6 +158,7 @@ def compiled(trial: ContractTrial) -> ContractFinding:
             # warnings about tracing are no failure
             warnings.simplefilter("ignore")
             compiled_forward = torch.compile(forward, backend=backend)
+            # a second length makes torch compile for sizes that vary
             for length in (trial.length, trial.round_length(trial.length - 1)):
                 inputs = trial.draw(2, length)
                 seed_everything(0)
@@ -178,6 +181,7 @@ def saving(trial: ContractTrial) -> ContractFinding:
         trial.subject.save_to(str(folder))
         loaded = trial.subject.copy_from(str(folder))
     difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
+    # the second comparison is that of a NaN
     if difference or difference != difference:
         return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
     saved_model = trial.subject.model
@@ -194,6 +198,7 @@ def spec(trial: ContractTrial) -> ContractFinding:
     assert model is not None
     recipe, keywords, _ = model.spec
     try:
+        # as a saved model does it: tuples and numbers may come back as other types
         restored = json.loads(json_text(keywords))
     except TypeError as error:
         return failed(f"the keywords are not JSON: {error}")
@@ -204,6 +209,7 @@ def spec(trial: ContractTrial) -> ContractFinding:
         return failed(f"building {model.spec} gives {rebuilt.spec}")
     shapes = _tensor_shapes(model)
     rebuilt_shapes = _tensor_shapes(rebuilt)
+    # names and shapes alone: values are random in a new model
     if different := shapes.items() ^ rebuilt_shapes.items():
         name = min(name for name, _ in different)
         return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")

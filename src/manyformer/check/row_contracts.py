@@ -75,10 +75,12 @@ def padding_state(trial: ContractTrial) -> ContractFinding:
     """Feed padded prompts, then single tokens for every row; padding is on the left, as in generation, or right."""
     steps = 4
     documents = trial.documents([max(length, steps + 1) for length in document_lengths(trial)])
+    # the last tokens are fed one by one, and a prompt needs at least one token before them
     prompts = [document.columns(0, document.tokens.shape[1] - steps) for document in documents]
     continuation = torch.cat([document.tokens[:, -steps:] for document in documents])
     unpadded = [trial.subject(document).logits[0, -steps:] for document in documents]
     if "ragged" in trial.subject.not_promised:
+        # a third-party cache that knows padding before prompts only
         sides: tuple[PaddingSide, ...] = ("left",)
     else:
         sides = ("left", "right")
@@ -106,6 +108,7 @@ def padding_ragged(trial: ContractTrial) -> ContractFinding:
     segments = torch.full_like(tokens, PADDING_SEGMENT)
     token_columns = []
     for row in range(rows):
+        # in order, but with gaps of any length between two tokens
         columns = torch.randperm(width, generator=trial.generator)[:text_length].sort().values.to(tokens.device)
         tokens[row, columns] = documents.tokens[row]
         segments[row, columns] = 3

@@ -75,11 +75,13 @@ class ContractTrial:
     def tokens(self, rows: int, length: int) -> Int[Tensor, "b l"]:
         """Random tokens (rows, length)."""
         ids = self.subject.token_ids
+        # drawn on the CPU: generators of accelerators give other numbers for the same seed
         return ids[torch.randint(len(ids), (rows, length), generator=self.generator).to(ids.device)]
 
     def different_tokens(self, tokens: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
         """Random tokens that differ from `tokens` at every position."""
         ids = self.subject.token_ids
+        # a shift of 1 to n - 1 places among the ids never ends where it began
         shift = torch.randint(1, len(ids), tokens.shape, generator=self.generator).to(ids.device)
         return ids[(torch.searchsorted(ids, tokens.contiguous()) + shift) % len(ids)]
 
@@ -93,6 +95,7 @@ class ContractTrial:
         """Random inputs of one row for each length, with sources of other lengths, at most the largest length."""
         max_length = max(lengths)
         return [
+            # sources of other lengths than the targets, so that a model that mixes them up fails
             self.draw(1, self.round_length(length), source=1 + (5 * index + length) % max_length)
             for index, length in enumerate(lengths)
         ]
@@ -128,6 +131,7 @@ class ContractTrial:
         if expected.numel():
             actual = actual.detach().cpu().double()
             expected = expected.detach().cpu().double()
+            # relative to the largest logit, not to each one: logits near 0 carry the rounding of the others
             difference = (actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
             self.differences.append((float(difference), where))
 
@@ -140,6 +144,7 @@ class ContractTrial:
         failures = [(difference, where) for difference, where in self.differences if not difference <= tolerance]
         if not failures:
             return passed(sentence, worst, tolerance)
+        # the first failure, not the largest: later ones mostly follow from it
         difference, where = failures[0]
         sentence = f"{where}: {difference:.1e} apart, one of {len(failures)} in {len(self.differences)}"
         return failed(sentence, worst, tolerance)
@@ -272,6 +277,7 @@ def place_documents(
     """
     if not parts:
         return None, None, []
+    # as wide as the fullest row, and up to the next length that the model allows
     width = max(sum(parts[item.document].shape[1] + item.padding_before for item in row) for row in rows)
     tokens = trial.tokens(len(rows), trial.round_length(width))
     segments = torch.full_like(tokens, PADDING_SEGMENT)
@@ -282,6 +288,7 @@ def place_documents(
             start = stop + padding
             stop = start + parts[document].shape[1]
             tokens[row, start:stop] = parts[document][0]
+            # gaps between the numbers, because a model may compare them but not count with them
             segments[row, start:stop] = first_segment + 2 * position
             slots[document] = DocumentSlot(row, start, stop)
     return tokens, segments, [slots[document] for document in range(len(parts))]

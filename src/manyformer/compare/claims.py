@@ -67,6 +67,7 @@ def parse_claim(
     Costs have no sweep values. Raises UserError that gives the correct form.
     """
     name, _, statement = text.strip().partition(" of ")
+    # a case may contain " of " in its name: then the statement is about the first score
     if name not in (*scores, *costs):
         name = scores[0]
         statement = text.strip()
@@ -144,6 +145,7 @@ def student_t_tails(t: float, degrees: int) -> float:
     if degrees < 1:
         raise ValueError(f"student_t_tails: degrees ({degrees}) must be at least 1")
     angle = math.atan(abs(t) / math.sqrt(degrees))
+    # series in closed form for whole degrees: scipy is not needed for one function
     sine = math.sin(angle)
     cosine = math.cos(angle)
     is_odd = degrees % 2
@@ -164,6 +166,7 @@ def holm_adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
     adjusted: dict[str, float] = {}
     largest = 0.0
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        # adjusted values never fall with rank, so that a larger p is never called more significant
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
         adjusted[name] = largest
     return adjusted

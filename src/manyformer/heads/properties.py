@@ -69,6 +69,7 @@ def attention_properties(model: Model, inputs: Inputs, *, seed: int = 0) -> list
 
     Computed in float64 on a copy of the model, in evaluation mode and without a state; of a layer that is applied
     several times, the first time. `seed` draws directions and permutations. Layers without a kernel are left out."""
+    # rounding of float32 would hide a small excess over the hull, or look like one
     model, inputs = _in_float64(model, inputs)
     layers = {part_name(name): layer for name, layer in named_attention(model).items()}
     with torch.no_grad(), eval_mode(model):
@@ -145,6 +146,7 @@ def _recorded_calls(layers: Mapping[str, Attention]) -> Iterator[dict[str, _Reco
         for name, layer in layers.items():
 
             def record(module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
+                # a layer that is applied several times is measured at its first call
                 calls.setdefault(name, _RecordedCall(args[0], output.y))
 
             hooks.enter_context(layer.kernel.register_forward_hook(record))
@@ -159,11 +161,13 @@ def convex_hull_excess(
     In a direction u no convex combination y exceeds the largest u.v, of the values up to the query if `causal`. The
     largest excess over all queries and directions, divided by the largest |u.v|: 0 up to rounding where the outputs are
     weighted means of the values."""
+    # values may carry channels for the kernel alone behind those of the outputs
     v = v[..., : y.shape[-1]].repeat_interleave(y.shape[1] // v.shape[1], dim=1)
     directions = torch.randn(y.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64).to(y)
     values = v @ directions
     outputs = y @ directions
     if causal:
+        # a causal query may only combine the values up to its own
         largest = values.cummax(2).values
     else:
         largest = values.amax(2, keepdim=True)
@@ -183,6 +187,7 @@ def weights_are_convex(kernel: Kernel, call: KernelCall, y: Float[Tensor, "b h l
             reported.append(value)
 
     kernel(call._replace(watch=watch))
+    # weights of slots that mix tokens say nothing of single values
     if not reported or any(part.mixes_keys for part in named_kernels(kernel).values()):
         return None
     weights = reported[-1]

@@ -54,6 +54,7 @@ def rescaled(relevances: list[Tensor], reference: Tensor, sample_dims: int) -> l
 
     The last `sample_dims` axes are those within a sample; the relevance of a sample that has none stays zero."""
     axes = tuple(range(-sample_dims, 0))
+    # rules lose or create relevance; here each sample gets back exactly what it received
     total = sum(relevance.abs().sum(axes, keepdim=True) for relevance in relevances)
     assert isinstance(total, Tensor)
     scale = reference.abs().sum(axes, keepdim=True) / total.clamp(min=torch.finfo(total.dtype).tiny)
@@ -78,6 +79,7 @@ def linear_relevance(
     offsets = None
     if offset is not None:
         offsets = offset.expand(*x.shape[:-1], -1).reshape(-1, offset.shape[-1])
+    # of a vocabulary only one logit of a prediction has relevance
     active_outputs = flat.ne(0).flatten(0, 1).any(0).nonzero()[:, 0]
     active_tokens = flat.ne(0).any(-1).any(0).nonzero()[:, 0]
     result = relevance.new_zeros(*flat.shape[:2], inputs.shape[-1])
@@ -157,6 +159,7 @@ def _query_relevance(
     """The unscaled relevance that comes from these queries alone."""
     scores = q @ k.mT * scale
     weights = (scores if bias is None else scores + bias).softmax(-1).nan_to_num(0.0)
+    # the derivative of a softmax-weighted mean by a score is the weight times this
     deviations = v[:, :, None] - (weights @ v)[:, :, :, None]
     # a (v - y), split by sign: (b h l s f)
     effects = weights[..., None] * deviations
@@ -213,6 +216,7 @@ class RelevanceTape(TorchFunctionMode):
 
     def track(self, tensor: Tensor) -> None:
         """Record operations on `tensor`, and on what is computed from it."""
+        # the tensor is kept, so that its id is not given to another one
         self._tracked[id(tensor)] = tensor
 
     def is_tracked(self, tensor: Tensor) -> bool:
@@ -241,6 +245,7 @@ class RelevanceTape(TorchFunctionMode):
             return result
         inputs = tuple(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and id(x) in self._tracked)
         outputs = tuple(x for x in tree_leaves(result) if isinstance(x, Tensor) and x.is_floating_point())
+        # calls that return their argument, such as `contiguous`, move nothing
         if inputs and outputs and outputs[0] is not inputs[0] and _operation_name(func) not in CREATIONS:
             self.record(inputs, outputs, _rule(func, args, kwargs, inputs, outputs[0]))
         return result
@@ -252,6 +257,7 @@ class RelevanceTape(TorchFunctionMode):
         for inputs, outputs, propagate in reversed(self._operations):
             if not any(id(x) in relevances for x in outputs):
                 continue
+            # outputs that nobody used have no relevance
             received = [relevances.get(id(x), x.new_zeros(len(relevance), *x.shape)) for x in outputs]
             for x, part in zip(inputs, propagate(received), strict=True):
                 # streams of reversible layers are wider than their branches
