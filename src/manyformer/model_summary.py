@@ -63,7 +63,8 @@ def nearest_size(count: Callable[[int], int], target: int, largest: int, start: 
         low = high
         high = min(2 * high, largest)
     while low > 1 and count(low) >= target:
-        low, high = low // 2, low
+        high = low
+        low = high // 2
     while high - low > 1:
         # where a straight line between the two counts meets the target
         share = (target - count(low)) / max(1, count(high) - count(low))

@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -300,19 +301,29 @@ def _measure(
             if isinstance(result, WarmJob):
                 warm_jobs[label] = result
             else:
-                reason = reasons_to_skip[label] = result
+                reason = result
+                reasons_to_skip[label] = reason
         cells[label] = BenchCell(label, kind, length, reason=reason)
     jobs = {label: warm_job.job for label, warm_job in warm_jobs.items()}
     expected_seconds = {label: warm_job.seconds for label, warm_job in warm_jobs.items()}
     times = take_turns(jobs, rounds, next(iter(benches.values())).setting.device, expected_seconds=expected_seconds)
     for label, warm_job in warm_jobs.items():
         seconds = median_with_quartiles(time / benches[label].runs_per_job(kind) for time in times[label])
-        ratio: tuple[float | None, float | None, float | None] = (None, None, None)
+        cells[label] = BenchCell(
+            label,
+            kind,
+            length,
+            seconds=seconds.median,
+            lower_quartile=seconds.low,
+            upper_quartile=seconds.high,
+            memory=warm_job.memory,
+            flops=warm_job.flops,
+            reason=NOISY_NOTE if is_noisy(times[label]) else None,
+        )
         # the reference itself may be too slow or out of memory at this length
         if against in times:
             ratio = paired_ratio(times[label], times[against])
-        note = NOISY_NOTE if is_noisy(times[label]) else None
-        cells[label] = BenchCell(label, kind, length, *seconds, *ratio, warm_job.memory, warm_job.flops, note)
+            cells[label] = replace(cells[label], ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high)
     return list(cells.values())
 
 

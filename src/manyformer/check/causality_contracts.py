@@ -191,8 +191,8 @@ def gradient_sizes(trial: ContractTrial, inputs: Inputs, output: int) -> Float[T
         logits = trial.subject(inputs).logits[0, output]
     if not leaves:
         raise Untestable("no nn.Embedding looks up the tokens, so there is no embedding to differentiate by")
-    weight = torch.randn(logits.shape, generator=trial.generator).to(logits)
     # random weights, because the gradient of a plain sum of logits may cancel
+    weight = torch.randn(logits.shape, generator=trial.generator).to(logits)
     grads = torch.autograd.grad((logits * weight).sum(), leaves, allow_unused=True)
     sizes = [grad[0].abs().amax(-1) for grad in grads if grad is not None]
     if sizes:

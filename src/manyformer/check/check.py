@@ -16,7 +16,7 @@ from manyformer.check import (
     row_contracts,
     training_contracts,
 )
-from manyformer.check.check_report import CheckLengths, CheckReport, ContractRow
+from manyformer.check.check_report import CheckLengths, CheckReport, ContractRow, ContractVerdict
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
 from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_model_and_rng, working_dtype
 from manyformer.check.subject import Adapter, AdapterSubject, Subject, SubjectOutput, Untestable, seed_everything
@@ -186,11 +186,19 @@ def _run_contract(
     # each contract draws from a generator of its own: with `only` it sees the same inputs as in a whole check
     generator = torch.Generator().manual_seed(seed)
     allowed = FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
-    trial = ContractTrial(subject, generator, *lengths, allowed, compiler)
+    trial = ContractTrial(
+        subject,
+        generator,
+        length=lengths.steps,
+        long_length=lengths.long,
+        probe_length=lengths.probe,
+        tolerance=allowed,
+        backend=compiler,
+    )
     seed_everything(seed)
     try:
         with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
-            is_kept, sentence, measured, tolerance = contract.run(trial)
+            finding = contract.run(trial)
     except Untestable as error:
         return ContractRow(contract.name, "not run", f"not run: {error}")
     # whatever a model raises is a finding about it; the other contracts are still worth running
@@ -201,7 +209,8 @@ def _run_contract(
         if not subject.runs_every_input:
             return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
         return ContractRow(contract.name, "failed", sentence)
-    return ContractRow(contract.name, "passed" if is_kept else "failed", sentence, measured, tolerance)
+    verdict: ContractVerdict = "passed" if finding.passed else "failed"
+    return ContractRow(contract.name, verdict, finding.sentence, finding.measured, finding.tolerance)
 
 
 @final
@@ -221,7 +230,8 @@ class OwnSubject(Subject):
         self.name = name or model_name(model)
         self.max_length = model.max_length
         self.length_multiple = self.task.fixed_length(model) or 1
-        self.takes_source, self.per_token = self.task.takes_source, self.task.per_token
+        self.takes_source = self.task.takes_source
+        self.per_token = self.task.per_token
         self.measured_anyway = self.task.measured_anyway
         self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
         self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)

@@ -56,7 +56,8 @@ def traceless(trial: ContractTrial) -> ContractFinding:
 HALF_TOLERANCE = 0.05
 """The largest error in bfloat16 (8 bits), relative to the logits: a dozen roundings of 1/256 each."""
 
-SINGLE_TOLERANCE = COMPILED_TOLERANCE = 1e-4
+SINGLE_TOLERANCE = 1e-4
+COMPILED_TOLERANCE = 1e-4
 
 
 @contract("float64", "float32 is near float64", needs=("module",))
@@ -196,7 +197,7 @@ def spec(trial: ContractTrial) -> ContractFinding:
     """Build the model from its recipe and keywords after a round trip through JSON; names and shapes must be equal."""
     model = trial.subject.model
     assert model is not None
-    recipe, keywords, _ = model.spec
+    keywords = model.spec.keywords
     try:
         # as a saved model does it: tuples and numbers may come back as other types
         restored = json.loads(json_text(keywords))
@@ -204,7 +205,7 @@ def spec(trial: ContractTrial) -> ContractFinding:
         return failed(f"the keywords are not JSON: {error}")
     if changed := sorted(name for name in keywords if restored[name] != keywords[name]):
         return failed(f"the keyword {changed[0]} ({keywords[changed[0]]!r}) does not survive JSON")
-    rebuilt = build(recipe, **restored)
+    rebuilt = build(model.spec.recipe, **restored)
     if rebuilt.spec != model.spec:
         return failed(f"building {model.spec} gives {rebuilt.spec}")
     shapes = _tensor_shapes(model)
@@ -213,7 +214,9 @@ def spec(trial: ContractTrial) -> ContractFinding:
     if different := shapes.items() ^ rebuilt_shapes.items():
         name = min(name for name, _ in different)
         return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")
-    return passed(f"{len(shapes)} tensors of the same names and shapes from {recipe} and {len(restored)} keywords")
+    return passed(
+        f"{len(shapes)} tensors of the same names and shapes from {model.spec.recipe} and {len(restored)} keywords"
+    )
 
 
 def _tensor_shapes(module: nn.Module) -> dict[str, torch.Size]:

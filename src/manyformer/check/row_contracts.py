@@ -63,8 +63,8 @@ def source_padding(trial: ContractTrial) -> ContractFinding:
     sides = trial.subject.source_sides
     for side in sides:
         sources = [document.source for document in documents if document.source is not None]
-        source, segments, _ = pad_tokens(trial, sources, side)
-        batched = trial.subject(Inputs(target, None, source, segments)).logits
+        padded = pad_tokens(trial, sources, side)
+        batched = trial.subject(Inputs(target, source=padded.tokens, source_segments=padded.segments)).logits
         for row, expected in enumerate(unpadded):
             trial.compare(batched[row], expected, f"row {row}, source padded on the {side}")
     return trial.finding(f"sources padded on the {' and '.join(sides)} give the same as each alone")
@@ -192,11 +192,11 @@ def empty_rows(trial: ContractTrial) -> ContractFinding:
     """One empty row, one padded on the left and two full ones; in an encoder-decoder one has an empty source."""
     inputs = trial.draw(4, trial.length)
     segments = torch.zeros_like(inputs.tokens)
-    segments[0] = segments[1, : trial.length // 2] = PADDING_SEGMENT
+    segments[0] = PADDING_SEGMENT
+    segments[1, : trial.length // 2] = PADDING_SEGMENT
     source_segments = None
     if inputs.source is not None:
         source_segments = torch.zeros_like(inputs.source)
-    if source_segments is not None:
         source_segments[[0, 2]] = PADDING_SEGMENT
     inputs = inputs._replace(segments=segments, source_segments=source_segments)
     logits = trial.subject(inputs).logits

@@ -97,19 +97,23 @@ def judge_claim(claim: ScoreClaim, mean: Callable[[TableCell], float | None]) ->
 
 
 def _parse_cell(cell: str, cases: Sequence[str], values: Sequence[Any], text: str) -> TableCell:
-    case, separator, value = cell.strip().rpartition("@") if "@" in cell else (cell.strip(), "", "")
+    case, separator, value = cell.strip().rpartition("@")
+    if not separator:
+        # without one, rpartition gives all as the value
+        case = value
     if case not in cases:
         raise UserError(f"claims: '{text}': there is no case '{case}'; {suggest_names(case, cases)}")
     value_names = [str(sweep_value) for sweep_value in values]
-    if bool(separator) != (values[0] is not None):
-        if not separator:
-            example = f"{case}@{value_names[0]}"
-        else:
-            example = case
-        raise UserError(f"claims: '{text}': write {example}{'' if separator else ', for one value of the sweep'}")
-    if separator and value not in value_names:
+    is_swept = values[0] is not None
+    if is_swept and not separator:
+        raise UserError(f"claims: '{text}': write {case}@{value_names[0]}, for one value of the sweep")
+    if separator and not is_swept:
+        raise UserError(f"claims: '{text}': write {case}")
+    if not separator:
+        return TableCell(case, 0)
+    if value not in value_names:
         raise UserError(f"claims: '{text}': the sweep has no value {value}; {suggest_names(value, value_names)}")
-    return TableCell(case, value_names.index(value) if separator else 0)
+    return TableCell(case, value_names.index(value))
 
 
 def _parse_number(text: str) -> float | None:

@@ -152,11 +152,10 @@ class ComparisonRunner:
             if self._case(job).init_from_case is not None and self._source(job) is None:
                 return None  # the weights that it starts from are not chosen yet
             task = self.task(job)
-            entry = None
-            if self.archive:
-                entry = self.archive.entries.get(task.key)
             # the folder first: it may be newer than an archive that was copied here
-            measurement = task.load() or (entry.measurement if entry else None)
+            measurement = task.load()
+            if measurement is None and self.archive and task.key in self.archive.entries:
+                measurement = self.archive.entries[task.key].measurement
             if measurement is None or not task.is_answered_by(measurement):
                 # files are read once: others are only added by `add`
                 self._missing.add(job)
@@ -171,9 +170,16 @@ class ComparisonRunner:
         if self.archive is None:
             return
         task = self.task(job)
-        settings = run_settings(task.run)
         self.archive.add(
-            ArchivedMeasurement(task.key, self.comparison.name, settings, measurement, machine, VERSION, date)
+            ArchivedMeasurement(
+                key=task.key,
+                comparison=self.comparison.name,
+                settings=run_settings(task.run),
+                measurement=measurement,
+                machine=machine,
+                version=VERSION,
+                date=date,
+            )
         )
         # the weights of a trial are kept until it is known not to be the best
         # a finished training may have been the last user of the weights of another
@@ -188,7 +194,7 @@ class ComparisonRunner:
         return ComparisonResult(
             self.comparison,
             self.seeds,
-            tuple(self._measured_of(job for case in cases for job in self._best_jobs(case))),
+            measurements=tuple(self._measured_of(job for case in cases for job in self._best_jobs(case))),
             machine=machine,
             trials=tuple(self._measured_of(job for case in tried for job in self._jobs_of(case, 0))),
             guesses=guesses,
@@ -216,15 +222,20 @@ class ComparisonRunner:
         else:
             trained = self.run(self._trained(job))
         points = tuple(None if point is None else self._at_seed(job, point) for point in case.trials[job.trial].points)
-        file = self.comparison.file
-        values = self.comparison.values
         # trials compete with the first seed alone; the others go to the best
         selects = job.seed == 0 and len(case.trials) > 1 and case.trained_by is None
-        label = case.trials[job.trial].label
-        key = self._measurement_key(job)
-        folder = self.folder_of(job)
         return TrainingTask(
-            case.name, label, run, trained, points, values, file.score, file.split, selects, folder, key
+            case=case.name,
+            trial=case.trials[job.trial].label,
+            run=run,
+            trained=trained,
+            points=points,
+            values=self.comparison.values,
+            scores=self.comparison.file.score,
+            split=self.comparison.file.split,
+            selects=selects,
+            folder=self.folder_of(job),
+            key=self._measurement_key(job),
         )
 
     def run(self, job: TrainingJob) -> RunConfig:
@@ -324,7 +335,8 @@ def _folder_names(cases: list[str]) -> dict[str, str]:
         name = slug
         # two names may differ in characters alone that a folder cannot have
         while name in names.values():
-            suffix, name = suffix + 1, f"{slug}-{suffix + 1}"
+            suffix += 1
+            name = f"{slug}-{suffix}"
         names[case] = name
     return names
 

@@ -78,14 +78,12 @@ class CaseCosts:
 
 def state_bytes_at(recipe: str, keywords: Mapping[str, Any], length: int) -> int | None:
     """The bytes of a model's state after `length` tokens; None if it has none or cannot have that length."""
-    parameters = get_recipe(recipe).signature.parameters
-    if "max_length" in parameters:
+    keywords = dict(keywords)
+    if "max_length" in get_recipe(recipe).signature.parameters:
         # a table of positions is made as long as needed: it is no part of the state
-        longer = {"max_length": length}
-    else:
-        longer = {}
+        keywords["max_length"] = length
     try:
-        return state_bytes_after(build_on_meta(recipe, {**keywords, **longer}), length)
+        return state_bytes_after(build_on_meta(recipe, keywords), length)
     except ValueError:
         return None
 
@@ -353,11 +351,9 @@ class ScatterFigure(NamedTuple):
 
 def _state_bytes(result: SuiteResult, task: TaskResult, case: str) -> float | None:
     """The bytes of the state at the greatest length of the costs."""
-    costs = result.costs.get(case)
-    if costs is None:
-        states = []
-    else:
-        states = [cost.state_bytes for cost in costs.lengths if cost.state_bytes]
+    if case not in result.costs:
+        return None
+    states = [cost.state_bytes for cost in result.costs[case].lengths if cost.state_bytes]
     if states:
         return states[-1]
     return None

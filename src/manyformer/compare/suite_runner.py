@@ -247,11 +247,11 @@ def _measure_costs(key: str, name: str, run: RunConfig, lengths: Sequence[int]) 
     costs = tuple(
         LengthCost(
             length,
-            cells["forward", length].seconds,
-            cells["step", length].seconds,
-            cells["step", length].memory,
-            cells["forward", length].flops,
-            state_bytes_at(run.recipe, run.model, length),
+            forward_seconds=cells["forward", length].seconds,
+            step_seconds=cells["step", length].seconds,
+            step_memory=cells["step", length].memory,
+            flops=cells["forward", length].flops,
+            state_bytes=state_bytes_at(run.recipe, run.model, length),
         )
         for length in sorted(set(lengths))
     )

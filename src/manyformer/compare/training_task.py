@@ -157,26 +157,32 @@ class TrainingTask:
             # of the model as it was trained: a point of the sweep may have other keywords
             parameters = count_parameters(scorer.model)
             if self.selects:
-                selection = Rescorer(trained_folder, self.trained, self.scores[:1], "valid")(self.run).scores[
-                    self.scores[0]
-                ]
+                main_score = self.scores[0]
+                validation = Rescorer(trained_folder, self.trained, [main_score], "valid")
+                selection = validation(self.run).scores[main_score]
         except TrainingDiverged as error:
             # a divergence is a result too: dashes with the reason
             no_scores = dict.fromkeys(self.scores)
             reason = f"seed {self.run.seed}: {error}"
             results = [RescoreResult(no_scores, reason)] * len(self.points)
             parameters = None
-        scores = tuple(result.scores for result in results)
-        reasons = tuple(result.reason for result in results)
         rows = list(read_rows(trained_folder / "metrics.jsonl"))
         last = rows[-1] if rows else {"step": 0, "tokens": 0}
         # minutes of a case that shares weights would be counted twice in the total
         minutes = None
         if rows and self.trains:
             minutes = last["seconds"] / 60
-        effort = minutes, last["step"], last["tokens"]
         measurement = CaseMeasurement(
-            self.case, self.run.seed, scores, reasons, *effort, parameters, self.trial, selection
+            case=self.case,
+            seed=self.run.seed,
+            scores=tuple(result.scores for result in results),
+            reasons=tuple(result.reason for result in results),
+            minutes=minutes,
+            steps=last["step"],
+            tokens=last["tokens"],
+            parameters=parameters,
+            trial=self.trial,
+            selection=selection,
         )
         MeasurementRecord(key=self.key, measurement=measurement).write(self.folder / MEASUREMENT_FILE)
         return measurement

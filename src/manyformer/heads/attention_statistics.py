@@ -81,23 +81,23 @@ class AttentionStatistics:
 
     def add(self, sentence: SentenceWeights) -> None:
         """Add the weights of a sentence."""
-        weights, queries, keys, visible, key_counts = sentence
+        weights = sentence.weights
         if not weights.size:
             return
         peaks = weights.max(-1)
         attended = weights.argmax(-1)
-        self.tokens += len(queries)
+        self.tokens += len(sentence.queries)
         self.sentences += 1
         # sums in float64: float32 loses single tokens after some millions
         self._peaks += peaks.sum(1, dtype=np.float64)
         self._spectra += _spectrum_shares(weights)
-        self._add_offsets(keys[attended] - queries, peaks > 0)
-        differences = keys[None] - queries[:, None]
+        self._add_offsets(sentence.keys[attended] - sentence.queries, peaks > 0)
+        differences = sentence.keys[None] - sentence.queries[:, None]
         # counted over all pairs, because at the ends of a sentence an offset has no token
         in_reach = np.abs(differences) <= MAX_OFFSET
         self._offset_queries += np.bincount(differences[in_reach] + MAX_OFFSET, minlength=2 * MAX_OFFSET + 1)
-        if key_counts is not None:
-            self._add_rare(attended, peaks > 0, visible, key_counts)
+        if sentence.key_counts is not None:
+            self._add_rare(attended, peaks > 0, sentence.visible, sentence.key_counts)
 
     def _add_offsets(self, offsets: NDArray[np.int64], attends: NDArray[np.bool_]) -> None:
         counted = attends & (np.abs(offsets) <= MAX_OFFSET)

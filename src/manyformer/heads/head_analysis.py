@@ -84,7 +84,8 @@ class HeadAnalysis:
         self._task = task_of(model)
         self._attention: dict[str, AttentionStatistics] = {}
         self._syntax: dict[str, SyntaxStatistics] = {}
-        self.sentences = self.trees = 0
+        self.sentences = 0
+        self.trees = 0
 
     def read(self, text: EncodedText) -> None:
         """Add a sentence, with its target if the task has a source."""
@@ -131,22 +132,17 @@ class HeadAnalysis:
         return reports
 
     def _sentence_weights(self, attention: AttentionMap, text_pass: TextPass, text: EncodedText) -> SentenceWeights:
-        is_cross = attention.is_cross_attention
-        frequencies = self._frequencies
         has_source = bool(text_pass.source_tokens)
+        is_cross = attention.is_cross_attention
         if is_cross:
             key_tokens = text_pass.source_tokens
-        else:
-            key_tokens = text_pass.tokens
-        if has_source and text.answer is not None:
-            query_text = text.answer
-        else:
-            query_text = text
-        keys = _ordinary_columns(key_tokens, text if is_cross else query_text)
-        # in cross-attention each step of the decoder predicts a token, the first one from the start token
-        if is_cross:
+            keys = _ordinary_columns(key_tokens, text)
+            # each step of the decoder predicts a token, the first one from the start token
             queries = np.arange(len(text_pass.tokens))
         else:
+            key_tokens = text_pass.tokens
+            # a pass beside a source is that over the target, whose special tokens may have other ids
+            keys = _ordinary_columns(key_tokens, (text.answer if has_source else None) or text)
             queries = keys
         weights = attention.weights.numpy()
         visible = np.ones((len(queries), len(keys)), np.bool_)
@@ -154,12 +150,10 @@ class HeadAnalysis:
         if not is_cross and not np.triu(weights, 1).any():
             visible &= keys[None] <= queries[:, None]
         counts = None
-        if frequencies is not None:
+        if self._frequencies is not None:
+            table = self._frequencies.text
             if has_source and not is_cross:
-                table = frequencies.answer
-            else:
-                table = frequencies.text
-            counts = None
+                table = self._frequencies.answer
             if table is not None:
                 counts = table[np.array(key_tokens)[keys]]
         return SentenceWeights(weights[:, queries][:, :, keys], queries, keys, visible, counts)

@@ -22,7 +22,7 @@ QUADRATURE_POINTS = 4
 """Points of an interval at which integrated gradients are computed."""
 
 COMPLETENESS_TOLERANCE = 1e-3
-"""The difference between the sum of integrated gradients and the change of the output, unless another is asked for."""
+"""The difference between the sum of integrated gradients and the change of the output, unless another is given."""
 
 MAX_INTERVALS = 128
 
@@ -126,9 +126,10 @@ def integrated_gate_gradients(
     with eval_mode(model), torch.enable_grad():
         intervals = [integrate(0.0, 1.0)]
         while sum(interval.error for interval in intervals) > tolerance and len(intervals) < MAX_INTERVALS:
-            _, begin, end, _ = worst = max(intervals, key=lambda interval: interval.error)
+            worst = max(intervals, key=lambda interval: interval.error)
+            middle = (worst.begin + worst.end) / 2
             intervals = [interval for interval in intervals if interval is not worst]
-            intervals += [integrate(begin, (begin + end) / 2), integrate((begin + end) / 2, end)]
+            intervals += [integrate(worst.begin, middle), integrate(middle, worst.end)]
     return {name: sum((part.totals[name] for part in intervals), torch.zeros(heads)) for name, heads in layers.items()}
 
 

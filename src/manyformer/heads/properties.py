@@ -83,7 +83,8 @@ def permutation_change(model: Model, inputs: Inputs, *, seed: int = 0) -> float:
 
     0 for a model without positions and masks. The tokens of a row with one prediction, such as a class, are permuted
     alone: pooling makes an equivariant model invariant. In float64; a source stays in order."""
-    (model, inputs), task = _in_float64(model, inputs), task_of(model)
+    task = task_of(model)
+    model, inputs = _in_float64(model, inputs)
     order = torch.randperm(inputs.tokens.shape[1], generator=torch.Generator().manual_seed(seed))
     with torch.no_grad(), eval_mode(model):
         logits = task.call(model, inputs).logits

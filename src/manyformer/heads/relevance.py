@@ -50,7 +50,7 @@ def head_relevance(model: Model, inputs: Inputs) -> dict[str, Float[Tensor, "t h
         rows = logits.reshape(-1, logits.shape[-1])
         best = rows.argmax(-1)
         parts: dict[str, list[Tensor]] = {name: [] for name in merged}
-        # every target adds an axis to all relevance of the tape
+        # all relevance on the tape has an axis of targets: a few at a time bound its memory
         for targets in torch.split(torch.arange(len(rows), device=logits.device), TARGETS_PER_PASS):
             relevance = logits.new_zeros(len(targets), *rows.shape)
             # all relevance of a prediction starts at its largest logit
@@ -216,7 +216,8 @@ def kernel_relevance(
         impacts = torch.cat([part.flatten(2) for part in _impacts(run, inputs, outputs, width)], dim=2)
         impacts += offset[:, outputs].T[..., None]
         received = flat[:, :, outputs].permute(1, 0, 2)  # h t c
-        above, below = impacts.clamp(min=0).transpose(0, 1), impacts.clamp(max=0).transpose(0, 1)  # h c n
+        above = impacts.clamp(min=0).transpose(0, 1)  # h c n
+        below = impacts.clamp(max=0).transpose(0, 1)
         shares = (received / (above.sum(-1)[:, None] + EPSILON)) @ above
         shares += (received / (below.sum(-1)[:, None] - EPSILON)) @ below
         for total, part in zip(totals, torch.split(shares.transpose(0, 1), [x[0].numel() for x in inputs], dim=-1)):

@@ -254,12 +254,12 @@ class RelevanceTape(TorchFunctionMode):
     def propagate(self, output: Tensor, relevance: Tensor) -> dict[int, Tensor]:
         """Move the relevance (t, *shape) of `output` back; that of all tracked tensors, by the id of the tensor."""
         relevances = {id(output): relevance}
-        for inputs, outputs, propagate in reversed(self._operations):
-            if not any(id(x) in relevances for x in outputs):
+        for operation in reversed(self._operations):
+            if not any(id(x) in relevances for x in operation.outputs):
                 continue
             # outputs that nobody used have no relevance
-            received = [relevances.get(id(x), x.new_zeros(len(relevance), *x.shape)) for x in outputs]
-            for x, part in zip(inputs, propagate(received), strict=True):
+            received = [relevances.get(id(x), x.new_zeros(len(relevance), *x.shape)) for x in operation.outputs]
+            for x, part in zip(operation.inputs, operation.propagate(received), strict=True):
                 # streams of reversible layers are wider than their branches
                 if id(x) in relevances:
                     relevances[id(x)] = relevances[id(x)] + part
@@ -274,8 +274,10 @@ def _rule(
     """The rule of an operation. Raises UserError if it has none."""
     name = _operation_name(func)
     if name == "linear" and len(inputs) == 1:
-        weight, offset = [*args[1:], None][:2] if len(args) > 1 else (kwargs["weight"], kwargs.get("bias"))
-        offset = kwargs.get("bias", offset)
+        # each argument by position or by name
+        arguments = dict(zip(("input", "weight", "bias"), args)) | kwargs
+        weight = arguments["weight"]
+        offset = arguments.get("bias")
         return lambda relevances: [linear_relevance(relevances[0], inputs[0], weight, offset)]
     if name in NORMS:
         return _norm_rule(func, args, kwargs)
@@ -367,23 +369,24 @@ def _product_rule(name: str, result: Tensor, inputs: tuple[Tensor, ...]) -> Prop
 
 
 def _attention_rule(args: Sequence[Any], kwargs: dict[str, Any], inputs: tuple[Tensor, ...]) -> Propagate:
-    q, k, v, *rest = args
-    mask = kwargs.get("attn_mask", rest[0] if rest else None)
-    bias = mask
-    if mask is not None and mask.dtype == torch.bool:
-        bias = q.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
-    if kwargs.get("is_causal"):
+    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
+    q = arguments["query"]
+    k = arguments["key"]
+    v = arguments["value"]
+    bias = arguments.get("attn_mask")
+    if bias is not None and bias.dtype == torch.bool:
+        bias = q.new_zeros(bias.shape).masked_fill(~bias, -torch.inf)
+    if arguments.get("is_causal"):
         bias = q.new_full((1, 1, q.shape[2], k.shape[2]), -torch.inf).triu(1)
-    scale = kwargs.get("scale")
+    scale = arguments.get("scale")
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
     groups = q.shape[1] // k.shape[1]
 
     def propagate(relevances: Sequence[Tensor]) -> list[Tensor]:
+        # heads that share keys and values each give them relevance, which is added up
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        if scale is None:
-            used_scale = 1 / math.sqrt(q.shape[-1])
-        else:
-            used_scale = scale
-        q_part, *shared = attention_relevance(relevances[0], q, keys, values, bias, scale=used_scale)
+        q_part, *shared = attention_relevance(relevances[0], q, keys, values, bias, scale=scale)
         parts = [q_part, *(torch.unflatten(part, 2, (-1, groups)).sum(3) for part in shared)]
         return [part for x, part in zip((q, k, v), parts) if any(x is tracked for tracked in inputs)]
 

@@ -50,10 +50,9 @@ def ablation_in_run(
 
     The first batches with `rows` held-out rows are read, or `rows` sentences. Raises UserError for an unknown score."""
     if score_name == LOSS:
-        score = _mean_loss
+        compute = _mean_loss(trained, model, rows)
     else:
-        score = _evaluation_score
-    compute = score(trained, model, score_name, rows)
+        compute = _evaluation_score(trained, model, score_name, rows)
     return ablate_heads(model, compute, on_head=on_head)
 
 
@@ -99,7 +98,7 @@ def _first_rows(batches: HeldOutBatches, rows: int) -> Iterator[Batch]:
             return
 
 
-def _mean_loss(trained: TrainedRun, model: Model, score_name: str, rows: int) -> Callable[[], float]:
+def _mean_loss(trained: TrainedRun, model: Model, rows: int) -> Callable[[], float]:
     held_out = held_out_batches(trained)
     # a list, because every head is scored on the same batches
     batches = list(_first_rows(held_out, rows))
@@ -111,8 +110,8 @@ def _mean_loss(trained: TrainedRun, model: Model, score_name: str, rows: int) ->
         with torch.inference_mode(), eval_mode(model):
             for batch in batches:
                 scored = carried.score(batch)
-                nats = nats + float(scored.nll)
-                targets = targets + int(scored.targets)
+                nats += float(scored.nll)
+                targets += int(scored.targets)
         return nats / max(targets, 1)
 
     return mean_loss

@@ -104,11 +104,11 @@ class DeviceSet:
 
 def parse_devices(text: str) -> DeviceSet:
     """The devices that `8xH100`, `h100` or `cpu` stands for. Raises UserError."""
-    # names of devices contain no digits followed by an x, so that the count is told apart from them
-    count, _, name = (
-        text.strip().lower().rpartition("x") if re.match(r"\d+x", text.strip().lower()) else ("1", "", text)
-    )
-    name = name.strip().lower().replace(" ", "-")
+    # the count ends at the first x: names of devices have one too
+    match = re.fullmatch(r"(?:(\d+)x)?(.*)", text.strip().lower(), re.DOTALL)
+    assert match is not None
+    count = match[1] or "1"
+    name = match[2].strip().replace(" ", "-")
     # a number of thousands of digits would take seconds to convert
     number = int(count) if len(count) < 9 else 0
     if not 1 <= number <= MAX_DEVICE_COUNT:

@@ -220,7 +220,9 @@ class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: Iterable[Tensor] = (), *, classes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = self.live_logits = 0
+        self.live = 0
+        self.peak = 0
+        self.live_logits = 0
         self._classes = classes
         self._sizes: dict[int, int] = {}
         # the objects are kept, so that their numbers are not given to new storages

@@ -24,7 +24,7 @@ MOMENT_BYTES = 8
 
 HEAD_WIDTH = 64
 WIDTHS = [*range(64, 1024, 64), *range(1024, 1 << 15, 128)]
-"""The widths that are tried for a wanted number of parameters."""
+"""The widths that are tried for a given number of parameters."""
 
 Strategy = Literal["ddp", "fsdp"]
 

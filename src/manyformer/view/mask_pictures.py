@@ -108,9 +108,16 @@ def _text_lines(view: MaskView, *, with_heads: bool) -> Iterator[str]:
 
 def shaded_rows(cells: Float[Tensor, "r c"]) -> Iterator[str]:
     """A line of characters for each row of shares between 0 and 1."""
-    for row in cells.tolist():
-        # shares between 0 and 1 never get the characters of 0 and 1, so that both are exact
-        yield "".join(SHADES[0] if share == 0 else SHADES[4 if share == 1 else 1 + int(share * 3)] for share in row)
+    return ("".join(map(_shade, row)) for row in cells.tolist())
+
+
+def _shade(share: float) -> str:
+    # shares between 0 and 1 never get the characters of 0 and 1, so that both are exact
+    if share == 0:
+        return SHADES[0]
+    if share == 1:
+        return SHADES[-1]
+    return SHADES[1 + int(share * 3)]
 
 
 def _draw_figure(mask: Mask, length: int, views: list[MaskView], path: Path) -> None:

@@ -111,7 +111,8 @@ class ModelView:
         maps = []
         for attention_map, levels in zip(self.maps, encoded.levels):
             part = attention_map.part.partition(", ")[0]
-            rows, columns = (_pool_labels(labels, encoded.pooling) for labels in attention_map[1:3])
+            rows = _pool_labels(attention_map.rows, encoded.pooling)
+            columns = _pool_labels(attention_map.columns, encoded.pooling)
             record = {
                 "name": attention_map.part,
                 # layers of one kind stand in one group, whatever their numbers
@@ -315,7 +316,8 @@ def retrieved_map(model: Model, text_pass: TextPass) -> AttentionMap | None:
     # tokens that retrieve the same entry share its column
     dense = weights.new_zeros(len(weights), len(entries)).scatter_add_(1, columns, weights)
     # entry -1 is the absence of a neighbour
-    entries, dense = entries[entries >= 0], dense[:, entries >= 0]
+    dense = dense[:, entries >= 0]
+    entries = entries[entries >= 0]
     labels = tuple(_entry_text(head, model.tokenizer, entry) for entry in entries.tolist())
     rows = text_pass.labels
     shown = dense[None, : len(rows)]

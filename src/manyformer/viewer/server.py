@@ -89,7 +89,7 @@ def live_page_data(models: Sequence[ServedModel], request: ViewRequest) -> dict[
 
 
 def _live_view(served: ServedModel, request: ViewRequest, off: HeadNumbers) -> dict[str, Any]:
-    name, model, labels = served
+    model = served.model
     gates = _head_gates(model, off)
     with torch.no_grad(), eval_mode(model):
         whole = None
@@ -101,7 +101,7 @@ def _live_view(served: ServedModel, request: ViewRequest, off: HeadNumbers) -> d
                 answer = request.answer
             else:
                 answer = outcome.translation
-            view = view_text(model, request.text, answer, name=name, labels=labels)
+            view = view_text(model, request.text, answer, name=served.name, labels=served.labels)
     return {**view.as_json(), "outcome": outcome and outcome.as_json(whole)}
 
 
