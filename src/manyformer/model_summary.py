@@ -55,6 +55,7 @@ def nearest_size(count: Callable[[int], int], target: int, largest: int, start: 
     """The number from 1 to `largest` whose `count` is nearest to `target`, searched from `start`; counts must increase.
 
     Counts that grow by equal steps take about four calls."""
+    # a count builds a whole model, if only on the meta device
     count = functools.cache(count)
     low = min(start, largest)
     high = min(2 * low, largest)
@@ -62,7 +63,8 @@ def nearest_size(count: Callable[[int], int], target: int, largest: int, start: 
         low = high
         high = min(2 * high, largest)
     while low > 1 and count(low) >= target:
-        low, high = low // 2, low
+        high = low
+        low = high // 2
     while high - low > 1:
         # where a straight line between the two counts meets the target
         share = (target - count(low)) / max(1, count(high) - count(low))
@@ -90,6 +92,7 @@ def _iterate_rows(module: nn.Module, prefix: str, level: int, owners: dict[int, 
     for group in _group_equal_siblings(module):
         child = module.get_submodule(group[0])
         path = f"{prefix}{group[0]}"
+        # a module registered twice has its parameters once
         if id(child) in path_by_id:
             yield ModuleRow(group[0], level, _module_text(child), 0, note=f"the same as {path_by_id[id(child)]}")
             continue
@@ -101,6 +104,7 @@ def _iterate_rows(module: nn.Module, prefix: str, level: int, owners: dict[int, 
         parameters = sum(_count_owned(module.get_submodule(name), f"{prefix}{name}.", owners) for name in group)
         note = _describe_sharing(child, f"{path}.", owners)
         yield ModuleRow(label, level, _module_text(child), parameters, len(group), note)
+        # of equal siblings only the first is entered: the others would repeat its rows
         yield from _iterate_rows(child, f"{path}.", level + 1, owners)
 
 
@@ -157,6 +161,7 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     half_length = max(1, length // 2)
     if "incremental_decoding" not in card.promises or half_length == length:
         return ForwardCost(length, flops, None, None)
+    # from two lengths, because a state may have a part that does not grow
     half_bytes, full_bytes = (_state_bytes(task, model, inputs, upto) for upto in (half_length, length))
     return ForwardCost(length, flops, full_bytes, (full_bytes - half_bytes) / (length - half_length))
 
@@ -177,13 +182,16 @@ def _example_inputs(model: Model, length: int) -> tuple[Model, Inputs]:
     """The model, with real weights if its cost depends on the content of the tokens, and inputs of that length."""
     model.check_length(length)
     content_based = is_content_based(model)
+    # hashes and routing need values, which a tensor on the meta device does not have
     if content_based and model.device.type == "meta":
+        # the generator of the process goes on as if nothing had been built
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = build(model.spec.recipe, **model.spec.keywords).eval()
     task = task_of(model)
     tokens = torch.zeros(1, length, dtype=torch.long, device=model.device)
     if content_based:
+        # different tokens, because equal ones would all be routed to the same place
         tokens = torch.arange(length, device=model.device)[None] % task.token_ids(model)
     return model, task.example(model, tokens)
 

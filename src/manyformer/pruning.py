@@ -100,8 +100,10 @@ class RemovableHeads(NamedTuple):
                 problem = f"the importance of the heads of {layer} is no finite number"
                 raise UserError(f"{problem}: heads cannot be ranked by it; look at the weights and the validation data")
         for unit in sorted(candidates, key=lambda unit: float(importance[unit.layer][list(unit.heads)].mean())):
+            # heads already chosen in this step are gone too
             remaining = [other for other in candidates if other not in (*chosen, unit)]
             is_last = unit.layer in self.needed_layers and all(other.layer != unit.layer for other in remaining)
+            # at least one unit a step, which may have more heads than the step where heads share keys
             is_within_step = not chosen or count_heads((*chosen, unit)) <= step
             if not is_last and is_within_step and count_heads(remaining) >= keep:
                 chosen.append(unit)
@@ -123,6 +125,7 @@ def removable_heads(model: nn.Module, part: str | None) -> RemovableHeads:
 
 def _needs_heads(layer: MultiHeadLayer) -> bool:
     try:
+        # asked of the layer itself, as only it knows whether its output can be a bias alone
         layer.without_heads()
     except ValueError:
         return True
@@ -226,6 +229,7 @@ def gate_training(trained: TrainedRun, ranking: GateRanking, part: str | None, o
     )
     settings["optim"]["lr"] = ranking.learning_rate
     settings["loss"] |= {"gate_penalty": ranking.penalty, "gated_part": part}
+    # gates are trained to the end, whatever the validation says on the way
     settings["evaluate"] |= {"patience": None}
     settings["save"] |= {"keep_best": 0, "average_last": 0}
     return RunConfig.model_validate(settings)
@@ -317,12 +321,14 @@ def prune_run(
         raise UserError(f"{keep} heads cannot be kept of {total}{where}: the number must be {bounds}")
     with unfinished_folder(folder, work):
         weights, importance = ranking.rank(trained, part, folder)
+        # gates were trained together with the weights, which no longer are those of the run
         if weights != trained.folder:
             model = open_run(weights).load_model(device)
         steps = _PruningSteps(model, removable, importance, held_out_scores(trained), keep)
         removed = list[HeadUnit]()
         points = [steps.score(())]
         on_point(points[0])
+        # ranked again after every step: heads become important when others are gone
         while units := steps.next_units(removed):
             removed += units
             points.append(steps.score(removed))
@@ -332,6 +338,7 @@ def prune_run(
         )
         removed_heads = heads_by_layer(removed)
         pruned = write_pruned_run(folder, trained, weights, removed_heads)
+        # after the run, whose folder is unfinished until everything is in it
         curve.write(folder / CURVE_FILE)
         curve.draw(folder / CURVE_PICTURE)
     return PruningResult(folder, pruned, removed_heads, curve)
@@ -403,6 +410,7 @@ def prune_heads(model: Model, removed: RemovedHeads) -> Model:
     keywords = model.spec.keywords
     pruned = copy.deepcopy(model)
     remove_heads(pruned, removed)
+    # a model that was pruned before: its heads are numbered as those of the whole layer
     text = format_heads(add_heads(parse_heads(keywords[REMOVED_HEADS] or ""), removed))
     pruned.spec = model.spec._replace(keywords={**keywords, REMOVED_HEADS: text or None})
     return pruned
@@ -423,6 +431,7 @@ def write_pruned_run(out: Path, trained: TrainedRun, weights: Path, removed: Rem
     with report_disk_full(f"the pruned model in {out}"), replacement_folder(out / "model") as folder:
         copy_tokenizers(weights / "model", folder)
         atomic_write_text(folder / RUN_FILE, dump_run(config))
+        # the model goes into a draft folder, which takes the place of an earlier one as a whole
         model.write_files(folder)
     atomic_write_text(out / RUN_FILE, dump_run(config))
     return model

@@ -79,7 +79,7 @@ def test_operations_and_states_are_those_of_the_recipes(report: BenchReport) -> 
         assert report.cell("transformer-lm", "decode", length).memory == length * (2 * 16 * 4 + 2 * 8) + 2 * 8
 
 
-def test_words_for_people(report: BenchReport) -> None:
+def test_the_report_is_printed_with_growth_and_notes(report: BenchReport) -> None:
     text = "\n".join(report.lines())
     assert text.startswith("cpu, 1 thread, float32, torch ")
     for title in ("forward pass, ms", "training step, ms", "decoding, ms per token", "operations: forward pass, train"):
@@ -179,7 +179,7 @@ def test_a_slow_candidate_is_spared_greater_lengths(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes")])
-def test_no_memory_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_memory_is_a_reason_in_the_report(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     real = CandidateBench.job
 
     def job(self: CandidateBench, what: Any, length: int) -> Any:
@@ -206,7 +206,7 @@ def test_no_memory_is_a_result(error: Exception, monkeypatch: pytest.MonkeyPatch
         (["bert"], {"what": ["forwards"]}, r"what \('forwards'\) must be among forward, step, decode"),
     ],
 )
-def test_mistakes_get_a_sentence(recipes: Any, words: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_are_refused_in_one_sentence(recipes: Any, words: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         bench(recipes, **({"lengths": [8], "device": "cpu", "keywords": SMALL} | words))
 

@@ -44,18 +44,18 @@ def test_a_disturbed_round_does_not_move_a_paired_ratio() -> None:
     assert paired_ratio([2.0, 2.2, 1.8, 2.0, 2.0], reference).median == 2.0
 
 
-def test_the_middle_of_numbers() -> None:
+def test_median_and_quartiles_of_numbers() -> None:
     assert median_with_quartiles([3.0]) == (3.0, 3.0, 3.0)
     assert median_with_quartiles([4.0, 1.0, 3.0, 2.0, 5.0]) == (3.0, 2.0, 4.0)
 
 
 @pytest.mark.parametrize(("times", "verdict"), [([1.0, 1.01, 0.99, 1.02, 5.0], False), ([1.0, 1.5, 0.7, 2.0], True)])
-def test_one_disturbance_is_no_unrest(times: list[float], verdict: bool) -> None:
+def test_one_disturbed_round_does_not_make_times_noisy(times: list[float], verdict: bool) -> None:
     assert is_noisy(times) is verdict
 
 
 @pytest.mark.parametrize(("load", "warned"), [(0.1, False), (1.7, True)])
-def test_a_busy_machine_is_told(load: float, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_machine_gets_a_warning(load: float, warned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.getloadavg", lambda: (load, 9.0, 9.0))
     warning = load_warning()
     assert (warning is not None) is warned
@@ -78,7 +78,7 @@ def test_extra_memory_is_the_peak_beyond_what_was_there(size: int) -> None:
         assert abs(actual - size * MEGABYTE) < 2 * MEGABYTE
 
 
-def test_where_nobody_keeps_the_peak_nothing_is_claimed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extra_memory_is_unknown_where_the_system_keeps_no_peak(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyformer.bench.measuring.PROCESS", tmp_path / "nothing")
     assert extra_memory(lambda: pytest.fail("it must not run in vain"), CPU) is None
     assert extra_memory(lambda: None, torch.device("meta")) is None
@@ -98,7 +98,7 @@ def test_operations_are_counted_as_by_hand(vocab: int) -> None:
     assert count_flops(lambda: model.loss(CausalLMBatch(tokens, tokens)).total.backward()) == expected
 
 
-def test_layers_made_again_on_the_way_back_are_counted_again() -> None:
+def test_layers_that_are_recomputed_are_counted_again() -> None:
     tokens = torch.randint(0, 50, (1, 64))
     counts = {}
     for residual in ("plain", "reversible"):

@@ -67,7 +67,7 @@ def test_rounding_that_follows_from_later_tokens_is_a_leak_where_shapes_are_fixe
         assert 0 < row.measured < 1e-12 < row.tolerance < 1e-7
 
 
-def test_rounding_of_a_foreign_module_is_no_leak_where_float64_says_so() -> None:
+def test_rounding_of_a_third_party_module_is_no_leak_where_float64_says_so() -> None:
     model = language_model(mutants.Rescaled())
     for module, verdict in ((model, "passed"), (None, "failed")):
         adapter = Adapter(logits=lambda tokens: model(tokens).logits, vocab=23, max_length=64, module=module)
@@ -75,7 +75,7 @@ def test_rounding_of_a_foreign_module_is_no_leak_where_float64_says_so() -> None
 
 
 @pytest.mark.parametrize("mistake", [mutants.Leak, mutants.HiddenLeak, mutants.GatheredLeak])
-def test_a_leak_of_a_foreign_module_is_found(mistake: Callable[[], Layer]) -> None:
+def test_a_leak_of_a_third_party_module_is_found(mistake: Callable[[], Layer]) -> None:
     model = language_model(mistake())
     adapter = Adapter(logits=lambda tokens: model(tokens).logits, vocab=23, max_length=64, module=model)
     assert check_one(adapter, "causal").verdict == "failed"
@@ -98,7 +98,7 @@ def test_a_leak_is_found_whose_size_follows_from_content() -> None:
     assert "the future leaks" in row.sentence
 
 
-def test_a_model_that_hears_nothing_shows_nothing() -> None:
+def test_a_model_that_ignores_its_inputs_does_not_pass_as_causal() -> None:
     report = mf.check(language_model(mutants.Constant()), only=["causal", "causal-gradient"])
     assert red(report) == {"causal", "causal-gradient"}
     assert "causality cannot be shown" in report["causal"].sentence

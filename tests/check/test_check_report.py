@@ -26,7 +26,7 @@ def test_a_report_is_good_unless_a_promise_is_broken() -> None:
     assert [row.contract for row in CheckReport("net", ROWS, LENGTHS, 0).failed] == ["causal", "bfloat16"]
 
 
-def test_the_heading_tells_all_lengths() -> None:
+def test_the_heading_states_all_lengths() -> None:
     headings = [
         CheckReport("net", (), CheckLengths(*lengths), 0).heading for lengths in ((64, 64), (48, 128), (48, 512, 2048))
     ]
@@ -43,7 +43,7 @@ def test_rows_are_found_by_contract() -> None:
     assert "learns" not in [row.contract for row in report.rows]
 
 
-def test_the_table_tells_verdict_numbers_and_sentence() -> None:
+def test_the_table_shows_verdict_numbers_and_sentence() -> None:
     lines = CheckReport("net", ROWS, LENGTHS, 0).table().splitlines()
     assert lines[0] == "net at 48 tokens, causality at 64 and a few of 700"
     assert lines[2].split() == ["causal", "failed", "4.8e-05", "0", "the", "future", "leaks", "[sic]"]

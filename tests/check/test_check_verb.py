@@ -59,7 +59,7 @@ def verdicts(report: Any) -> dict[str, str]:
     return {row.contract: row.verdict for row in report.rows}
 
 
-def test_three_lines_are_enough_for_a_foreign_module() -> None:
+def test_three_lines_are_enough_for_a_third_party_module() -> None:
     net = Recurrent()
     report = mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=VOCAB), skip=["compile"], length=48)
     assert report.ok, report.table()
@@ -120,7 +120,7 @@ def test_lengths_are_multiples_of_what_an_adapter_asks_for() -> None:
     assert set(seen) == {10, 50, 60}
 
 
-def test_wrong_adapters_get_a_sentence() -> None:
+def test_invalid_adapters_are_refused_in_one_sentence() -> None:
     with pytest.raises(UserError, match="vocab \\(1\\) must be at least 2"):
         mf.check(Adapter(logits=lambda tokens: tokens, vocab=1))
     report = mf.check(Adapter(logits=lambda tokens: tokens, vocab=VOCAB), only=["repeatable"])
@@ -164,7 +164,7 @@ def test_names_keywords_and_folders(tmp_path: Path) -> None:
         ({"model": mutants.language_model(), "device": "cpu"}, "this model has a device already"),
     ],
 )
-def test_wrong_questions_get_a_sentence(arguments: dict[str, Any], message: str) -> None:
+def test_unknown_models_and_contracts_are_refused_in_one_sentence(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         mf.check(**arguments)
 
@@ -225,7 +225,7 @@ def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
         del RECIPES["excused"]
 
 
-def test_small_models_are_shaken_in_every_parameter() -> None:
+def test_tiny_models_are_perturbed_in_every_parameter() -> None:
     from manyformer.check.tiny_models import build_tiny
 
     torch.manual_seed(0)
@@ -248,7 +248,7 @@ def test_cuts_are_at_both_ends_and_around_powers_of_two(length: int) -> None:
     assert len(around & set(cuts)) >= min(6, len(cuts) - 2)
 
 
-def test_a_leak_that_is_no_secret_is_measured() -> None:
+def test_a_contract_that_is_not_promised_may_be_measured_anyway() -> None:
     """A language model that says it is not causal is still told by how much."""
     row = mf.check("reformer", only=["causal", "causal-gradient", "cached"], length=48)["causal"]
     assert row.verdict == "not promised"

@@ -43,7 +43,7 @@ claims: [rope@16 <= learned@16 + 9, rope@32 < 0, learned@32 <= 9]
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ComparisonResult, list[str]]:
+def finished_comparison(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ComparisonResult, list[str]]:
     """A comparison carried out once: its folder, what it gave and what it said."""
     folder = tmp_path_factory.mktemp("compared")
     (folder / "mine.yaml").write_text(FILE)
@@ -51,8 +51,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, ComparisonResu
     return folder, compare(folder / "mine.yaml", out=folder / "out", log=said.append), said
 
 
-def test_every_case_is_trained_with_every_seed(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, actual, said = done
+def test_every_case_is_trained_with_every_seed(finished_comparison: tuple[Path, ComparisonResult, list[str]]) -> None:
+    folder, actual, said = finished_comparison
     runs = sorted(str(path.parent.relative_to(folder / "out")) for path in (folder / "out").glob(f"*/*/{RUN_FILE}"))
     assert runs == ["learned/seed-0", "learned/seed-1", "rope/seed-0", "rope/seed-1"]
     assert [(one.case, one.seed) for one in actual.measurements] == [
@@ -63,16 +63,18 @@ def test_every_case_is_trained_with_every_seed(done: tuple[Path, ComparisonResul
     assert said[-1].endswith("4 of 4 trained")
 
 
-def test_what_cannot_be_scored_is_a_dash_with_its_reason(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    _, actual, _ = done
+def test_what_cannot_be_scored_is_a_dash_with_its_reason(
+    finished_comparison: tuple[Path, ComparisonResult, list[str]],
+) -> None:
+    _, actual, _ = finished_comparison
     assert actual.values("learned", "loss", 1) == []
     assert actual.rows[0][2] == "–"
     assert "learned at data.length 32: it was built for 16 positions, but there are 32" in actual.notes
     assert actual.mean("rope", "loss", 1) is not None
 
 
-def test_scores_are_those_of_the_trained_model(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, actual, _ = done
+def test_scores_are_those_of_the_trained_model(finished_comparison: tuple[Path, ComparisonResult, list[str]]) -> None:
+    folder, actual, _ = finished_comparison
     result = json.loads((folder / "out/rope/seed-1/result.json").read_text())
     assert actual.measurements_of("rope")[1].scores[0]["loss"] == pytest.approx(result["scores"]["loss"], abs=1e-6)
     assert actual.measurements_of("rope")[1].scores[0]["accuracy"] == pytest.approx(
@@ -83,8 +85,8 @@ def test_scores_are_those_of_the_trained_model(done: tuple[Path, ComparisonResul
     assert all(a != b and abs(a - b) < 0.5 for a, b in zip(plain, scaled, strict=True))
 
 
-def test_the_table_has_mean_and_deviation(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, actual, _ = done
+def test_the_table_has_mean_and_deviation(finished_comparison: tuple[Path, ComparisonResult, list[str]]) -> None:
+    folder, actual, _ = finished_comparison
     values = actual.values("rope", "loss")
     row = actual.rows[1]
     assert actual.headers[:3] == ["case", "loss (nats) at 16", "loss (nats) at 32"]
@@ -100,8 +102,8 @@ def test_the_table_has_mean_and_deviation(done: tuple[Path, ComparisonResult, li
     assert "claim cannot be checked: learned@32 <= 9 (a value is missing)" in table
 
 
-def test_scripts_find_everything(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, actual, _ = done
+def test_scripts_find_everything(finished_comparison: tuple[Path, ComparisonResult, list[str]]) -> None:
+    folder, actual, _ = finished_comparison
     record = json.loads((folder / "out/results.json").read_text())
     assert record["values"] == [16, 32]
     assert record["table"][1]["scores"][0]["mean"] == pytest.approx(actual.mean("rope", "loss"))
@@ -114,9 +116,9 @@ def test_scripts_find_everything(done: tuple[Path, ComparisonResult, list[str]])
 
 
 def test_what_is_done_is_not_done_again(
-    done: tuple[Path, ComparisonResult, list[str]], monkeypatch: pytest.MonkeyPatch
+    finished_comparison: tuple[Path, ComparisonResult, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, found, _ = done
+    folder, found, _ = finished_comparison
     monkeypatch.setattr("manyformer.compare.training_task.train", lambda *a, **k: pytest.fail("trained again"))
     again = compare(folder / "mine.yaml", out=folder / "out")
     assert again.measurements == found.measurements
@@ -130,8 +132,8 @@ def test_what_is_done_is_not_done_again(
     assert len(more.values("rope", "loss", 2)) == 2
 
 
-def test_another_budget_is_another_comparison(done: tuple[Path, ComparisonResult, list[str]]) -> None:
-    folder, _, _ = done
+def test_another_budget_is_another_comparison(finished_comparison: tuple[Path, ComparisonResult, list[str]]) -> None:
+    folder, _, _ = finished_comparison
     with pytest.raises(UserError, match=r"learned/seed-0 was trained with other settings .* choose another --out"):
         compare(folder / "mine.yaml", ["limits.steps=5"], out=folder / "out")
 
@@ -386,9 +388,9 @@ def test_a_process_that_does_not_end_by_itself_is_killed(tmp_path: Path, monkeyp
     assert not multiprocessing.active_children()
 
 
-def test_a_score_that_is_no_number_never_wins(done: tuple[Path, ComparisonResult, list[str]]) -> None:
+def test_a_score_that_is_no_number_never_wins(finished_comparison: tuple[Path, ComparisonResult, list[str]]) -> None:
     """A case that diverged with one of two seeds has no mean, not the better one of the other seed."""
-    _, result, _ = done
+    _, result, _ = finished_comparison
 
     def diverged(measurement: CaseMeasurement) -> CaseMeasurement:
         if (measurement.case, measurement.seed) != ("rope", 1):

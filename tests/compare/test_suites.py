@@ -67,7 +67,7 @@ def written(folder: Path, text: str = FILE) -> Path:
 
 
 @pytest.fixture(scope="module")
-def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SuiteResult, list[str]]:
+def finished_suite(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, SuiteResult, list[str]]:
     """The suite carried out once with two processes: its folder, its result and its log."""
     folder = tmp_path_factory.mktemp("suite")
     log: list[str] = []
@@ -84,8 +84,8 @@ def scores(result: SuiteResult) -> dict[tuple[str, str, int], object]:
     }
 
 
-def test_every_case_meets_every_task_with_its_best_trial(done: tuple[Path, SuiteResult, list[str]]) -> None:
-    folder, result, log = done
+def test_every_case_meets_every_task_with_its_best_trial(finished_suite: tuple[Path, SuiteResult, list[str]]) -> None:
+    folder, result, log = finished_suite
     assert sorted(scores(result)) == sorted(
         (task, case, seed)
         for task in ("markov", "duplicate")
@@ -101,8 +101,8 @@ def test_every_case_meets_every_task_with_its_best_trial(done: tuple[Path, Suite
     assert not list((folder / "out/trainings").glob("*")), "trainings leave nothing but their measurements"
 
 
-def test_tables_have_ranges_floors_costs_and_claims(done: tuple[Path, SuiteResult, list[str]]) -> None:
-    folder, result, _ = done
+def test_tables_have_ranges_floors_costs_and_claims(finished_suite: tuple[Path, SuiteResult, list[str]]) -> None:
+    folder, result, _ = finished_suite
     table, costs, *others = result.tables
     assert [other.headers for other in others] == [["case", "parameters", "at 16"]] * 4
     assert table.headers == ["case", "markov", "duplicate"]
@@ -136,9 +136,9 @@ def test_tables_have_ranges_floors_costs_and_claims(done: tuple[Path, SuiteResul
 
 @pytest.mark.slow
 def test_measurements_travel_and_one_more_recipe_costs_one_more(
-    done: tuple[Path, SuiteResult, list[str]], tmp_path: Path
+    finished_suite: tuple[Path, SuiteResult, list[str]], tmp_path: Path
 ) -> None:
-    folder, result, _ = done
+    folder, result, _ = finished_suite
     for name in ("measurements.jsonl", "timings.jsonl", "costs.jsonl"):
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         shutil.copy(folder / "out" / name, tmp_path / "elsewhere" / name)
@@ -153,9 +153,9 @@ def test_measurements_travel_and_one_more_recipe_costs_one_more(
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_table_after_a_kill(
-    done: tuple[Path, SuiteResult, list[str]], tmp_path: Path
+    finished_suite: tuple[Path, SuiteResult, list[str]], tmp_path: Path
 ) -> None:
-    folder, result, _ = done
+    folder, result, _ = finished_suite
     command = [sys.executable, "-m", "manyformer", "compare", str(folder / "tiny.yaml"), "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ)
     archive = tmp_path / "out/measurements.jsonl"
@@ -173,8 +173,8 @@ def test_the_same_seed_gives_the_same_table_after_a_kill(
     assert len(open_archive(archive).entries) == 12
 
 
-def test_advice_quotes_rows_and_says_where_they_end(done: tuple[Path, SuiteResult, list[str]]) -> None:
-    folder, result, _ = done
+def test_advice_quotes_rows_and_says_where_they_end(finished_suite: tuple[Path, SuiteResult, list[str]]) -> None:
+    folder, result, _ = finished_suite
     suite = read_results(folder / "out")
     advice = advise(suite, length=16_000, task="duplicate")
     means = {case: result.tasks[1].results[EQUAL_STEPS].mean(case, "loss") for case in result.cases}

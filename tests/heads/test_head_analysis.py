@@ -56,7 +56,7 @@ def sentence(model: Any, text: str) -> EncodedText:
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", mf.recipes())
-def test_every_recipe_is_analysed_or_says_why_not(name: str) -> None:
+def test_every_recipe_is_analyzed_or_says_why_not(name: str) -> None:
     model = build_tiny(name, {}, 0)
     analysis = HeadAnalysis(model)
     reads_text = bool(TEXT_DATA & RECIPES[name].card.task.data_forms.keys())
@@ -101,7 +101,7 @@ def test_planted_heads_are_positional() -> None:
     assert previous.offset == (-1, 1.0)
 
 
-def test_the_head_with_the_most_rare_tokens_is_labelled() -> None:
+def test_the_head_with_the_most_rare_tokens_is_labeled() -> None:
     model = planted()
     counts = np.full(CHARACTERS.vocab, 100)
     counts[CHARACTERS.encode("c")] = 1

@@ -161,7 +161,7 @@ def test_every_recipe_has_relevance_or_a_sentence() -> None:
     assert not {"reformer", "routing-transformer", "universal-transformer-lm"} & set(explained)
 
 
-def test_what_has_no_rule_is_said() -> None:
+def test_operations_without_a_rule_are_refused_by_name() -> None:
     tape = RelevanceTape()
     x = torch.ones(2, 3)
     tape.track(x)

@@ -107,6 +107,13 @@ def test_what_is_no_device_is_refused(text: str, message: str) -> None:
         parse_devices(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "name"), [("8xH100", "8xh100"), ("8xrtx-4090", "8xrtx-4090"), ("RTX 4090", "1xrtx-4090"), ("cpu", "1xcpu")]
+)
+def test_a_count_precedes_the_name_of_a_device_which_may_have_an_x_too(text: str, name: str) -> None:
+    assert parse_devices(text).name == name
+
+
 def test_devices_are_recognized_by_the_names_of_torch() -> None:
     for name, expected in (
         ("NVIDIA H200", "h200"),

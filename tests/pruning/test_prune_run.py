@@ -140,7 +140,7 @@ def test_gates_refuse_settings_that_contradict_them() -> None:
         (3, "body", "there is no part 'body' with attention heads"),
     ],
 )
-def test_impossible_numbers_are_refused(run: Path, tmp_path: Path, keep: int, part: str, message: str) -> None:
+def test_impossible_numbers_of_heads_are_refused(run: Path, tmp_path: Path, keep: int, part: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         prune_run(run, ImportanceRanking(), keep=keep, part=part, out=tmp_path / "x", device="cpu")
     assert not (tmp_path / "x").exists()

@@ -30,7 +30,7 @@ def text(count: int) -> Any:
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("recipe", MORE)
-def test_every_layer_tells_its_regions(recipe: str) -> None:
+def test_every_layer_reports_its_regions(recipe: str) -> None:
     held: HeldOutBatches = text(5)
     actual = region_masses(mf.build(recipe, **SMALL, **MORE[recipe]), held)
     assert len(actual) == 2
@@ -47,6 +47,6 @@ def test_every_layer_tells_its_regions(recipe: str) -> None:
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_without_a_memory_there_is_nothing_to_tell() -> None:
+def test_a_model_without_a_memory_is_refused() -> None:
     with pytest.raises(UserError, match="there is no memory"):
         region_masses(mf.build("transformer-xl", **{**SMALL, "memory_length": None}), text(2))

@@ -58,7 +58,7 @@ def test_both_sides_of_a_translation_are_counted() -> None:
     assert (encoder.tokens[-1], decoder.tokens) == ("<eos>", ("<bos>", "h", "g"))
 
 
-def test_spans_are_told_and_drawn(tmp_path: Path) -> None:
+def test_spans_are_printed_and_drawn(tmp_path: Path) -> None:
     model = built("adaptive-span", depth=2, max_span=40, span_init=0.5)
     layers = layer_spans(model)
     assert [one.part for one in layers] == ["body.0.attention", "body.1.attention"]
@@ -119,7 +119,7 @@ def test_every_token_has_a_line_and_a_bar_as_long_as_its_number() -> None:
     assert describe_counts(TokenCounts("", ("a",), (2.5,), 100)) == f"a {'█' * 1:<24} 2.5"
 
 
-def test_long_texts_go_on_below_and_any_token_can_be_drawn(tmp_path: Path) -> None:
+def test_long_texts_have_several_rows_and_any_token_can_be_drawn(tmp_path: Path) -> None:
     tokens = ["$x$", "", "␣"] * TOKENS_PER_ROW
     one = TokenCounts("decoder", tuple(tokens), tuple(float(n % 5 + 1) for n in range(len(tokens))), 5.0)
     draw_counts([one, one._replace(title="encoder")], tmp_path / "steps.png")

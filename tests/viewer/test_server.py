@@ -136,7 +136,7 @@ def test_a_text_that_is_longer_than_the_model_gets_a_sentence() -> None:
         assert ask(server, "POST", "/view", '{"text": "abc"}')[0] == 200
 
 
-def test_a_model_that_fails_is_told_and_the_server_goes_on(
+def test_the_server_goes_on_after_a_model_that_fails(
     server: ViewServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object) -> None:

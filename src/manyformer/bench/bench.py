@@ -4,6 +4,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -65,8 +66,10 @@ class CandidateBench:
     def __init__(self, candidate: BenchCandidate, setting: BenchSetting) -> None:
         recipe = get_recipe(candidate.recipe)
         parameters = recipe.signature.parameters
+        # room for the tokens that decoding adds behind the longest prompt
         shared = {**SIZES, "max_length": setting.max_length + NEW_TOKENS, **setting.keywords}
         keywords = {name: value for name, value in shared.items() if name in parameters} | candidate.keywords
+        # every candidate from the same seed, whatever was built before it
         torch.manual_seed(setting.seed)
         self.label = candidate.label
         self.setting = setting
@@ -140,7 +143,9 @@ class CandidateBench:
         bind = self.task.one_token_step(model)
         assert bind is not None
         with torch.inference_mode(), self._autocast():
+            # once, outside of the timed job: the state is not changed by decoding from it
             first_token, start, memory = self._prefill(length, capacity=length + NEW_TOKENS)
+            # binding looks at every layer, which a generation does once
             decode_token = bind()
 
         def decode() -> Tensor:
@@ -228,11 +233,13 @@ def bench(
     else:
         torch_device = torch.device(device)
     setting = BenchSetting(torch_device, batch, max(sizes), precision, seed, dict(keywords or {}))
+    # before the measurement, whose own load would be seen after it
     load = load_average()
     notes = [warning] if (warning := load_warning()) else []
     benches = {candidate.label: CandidateBench(candidate, setting) for candidate in candidates}
     cells: list[BenchCell] = []
     for kind in dict.fromkeys(what):
+        # for each kind anew: who is too slow in training may be fast in decoding
         reasons_to_skip: dict[str, str] = {}
         for length in sizes:
             on_progress(f"{kind}, length {length:,}")
@@ -294,18 +301,29 @@ def _measure(
             if isinstance(result, WarmJob):
                 warm_jobs[label] = result
             else:
-                reason = reasons_to_skip[label] = result
+                reason = result
+                reasons_to_skip[label] = reason
         cells[label] = BenchCell(label, kind, length, reason=reason)
     jobs = {label: warm_job.job for label, warm_job in warm_jobs.items()}
     expected_seconds = {label: warm_job.seconds for label, warm_job in warm_jobs.items()}
     times = take_turns(jobs, rounds, next(iter(benches.values())).setting.device, expected_seconds=expected_seconds)
     for label, warm_job in warm_jobs.items():
         seconds = median_with_quartiles(time / benches[label].runs_per_job(kind) for time in times[label])
-        ratio: tuple[float | None, float | None, float | None] = (None, None, None)
+        cells[label] = BenchCell(
+            label,
+            kind,
+            length,
+            seconds=seconds.median,
+            lower_quartile=seconds.low,
+            upper_quartile=seconds.high,
+            memory=warm_job.memory,
+            flops=warm_job.flops,
+            reason=NOISY_NOTE if is_noisy(times[label]) else None,
+        )
+        # the reference itself may be too slow or out of memory at this length
         if against in times:
             ratio = paired_ratio(times[label], times[against])
-        note = NOISY_NOTE if is_noisy(times[label]) else None
-        cells[label] = BenchCell(label, kind, length, *seconds, *ratio, warm_job.memory, warm_job.flops, note)
+            cells[label] = replace(cells[label], ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high)
     return list(cells.values())
 
 
@@ -314,6 +332,7 @@ def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, max_
     device = candidate_bench.setting.device
     try:
         job = candidate_bench.job(kind, length)
+        # also the first run, which fills caches before the job is timed
         flops = count_flops(job) // candidate_bench.runs_per_job(kind)
         seconds = time_job(job, device)
         memory = candidate_bench.state_bytes(length) if kind == "decode" else extra_memory(job, device)

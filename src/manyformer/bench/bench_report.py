@@ -109,6 +109,7 @@ class BenchReport:
     def growth(self, label: str, kind: BenchKind) -> float | None:
         """The exponent p of time ~ length^p, fitted to the longer half of the lengths; None below two of them."""
         cells = self.measured(label, kind)
+        # short lengths measure the fixed costs of a call, not its growth
         cells = cells[-max(2, math.ceil(len(cells) / 2)) :]
         if len(cells) < 2:
             return None
@@ -122,6 +123,7 @@ class BenchReport:
         Faster means that the upper quartile of the ratio is below 1, so that equally fast ones do not win by chance.
         """
         crossover_length = None
+        # from the longest on, because a single slow length in between breaks "always"
         for cell in reversed(self.measured(label, kind)):
             if cell.ratio_high is None or cell.ratio_high >= 1:
                 break
@@ -212,6 +214,7 @@ class BenchReport:
 
     def _reasons(self) -> Iterator[str]:
         """The reasons of cells, each with the labels it applies to."""
+        # a dict in place of a set, which keeps the order of the cells
         labels_by_reason: dict[str, dict[str, None]] = {}
         for cell in self.cells:
             if cell.reason:

@@ -49,10 +49,12 @@ def take_turns(
     times: dict[str, list[float]] = {name: [] for name in names}
     if expected_seconds is None:
         expected_seconds = {name: time_job(job, device) for name, job in jobs.items()}
+    # the clock and a call of it are no longer seen in the mean of that many runs
     repeats = {name: max(1, math.ceil(MIN_SECONDS / max(expected_seconds[name], 1e-6))) for name in names}
     for number in range(rounds):
         gc.collect()
         start = number % max(1, len(names))
+        # who runs first after a collection finds cold caches; no job always does
         for name in names[start:] + names[:start]:
             times[name].append(time_job(jobs[name], device, repeats[name]))
     return times
@@ -81,7 +83,9 @@ def median_with_quartiles(numbers: Iterable[float]) -> MedianWithQuartiles:
     """The median and quartiles of `numbers`; of a single number, that number three times."""
     values = list(numbers)
     if len(values) == 1:
+        # quantiles need two numbers
         return MedianWithQuartiles(*values * 3)
+    # inclusive: the numbers are all there are, not a sample of others
     low, median, high = statistics.quantiles(values, n=4, method="inclusive")
     return MedianWithQuartiles(median, low, high)
 
@@ -175,5 +179,6 @@ class LargestTensorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
+                # of the storage: a view of one element may keep a large tensor alive
                 self.elements = max(self.elements, leaf.untyped_storage().nbytes() // leaf.element_size())
         return result

@@ -63,6 +63,7 @@ def causal_training(trial: ContractTrial) -> ContractFinding:
     inputs = trial.draw(1, trial.length)
     other_inputs = trial.draw(1, trial.length)
     sentence = "in training mode, exchanged tokens change no earlier output"
+    # the buffers of a new model first: k-means or a running norm may look at the whole first batch
     with training_forward(trial, inputs, other_inputs, after_step=False) as forward:
         finding = _judge_leaks(trial, forward, sentence)
     if not finding.passed or not _first_step_changes_buffers(trial, inputs):
@@ -75,6 +76,7 @@ def _first_step_changes_buffers(trial: ContractTrial, inputs: Inputs) -> bool:
     """Whether a training step changes tensors without gradients, from which later calls would begin."""
     module = trial.subject.module
     assert module is not None
+    # clones, because a step may also replace or resize a buffer
     initial = {name: buffer.clone() for name, buffer in module.named_buffers()}
     with training_mode(module), restoring_buffers(module), restoring_attributes(module):
         trial.subject(inputs)
@@ -95,9 +97,12 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
     exact_leak = None
     same_operators = False
     if trial.subject.module is None or not is_content_based(trial.subject.module):
+        # bits first: a tolerance would hide a leak that is small, such as a mean over the whole sequence
         exact_leak = measure_leaks(forward, tests, tolerance=0.0)
         if exact_leak.exchange is None:
             return _leak_finding(exact_leak, sentence)
+        # other operators or other shapes round differently without any leak, as where experts get other numbers of
+        # tokens
         calls, calls_after = (record_calls(forward, x) for x in (exact_leak.inputs, exact_leak.exchanged_inputs()))
         same_operators = calls == calls_after
         if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
@@ -108,12 +113,14 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
     try:
         with in_dtype(trial.subject.module, dtype):
             leak = measure_leaks(forward, tests, tolerance=None)
+    # a kernel without float64, or a constant of float32 inside of the model
     except (RuntimeError, TypeError) as error:
         if exact_leak is None or trial.subject.exact:
             raise
         size = f"{exact_leak.size / exact_leak.scale:.1e} of the logits"
         sentence = f"earlier outputs change by {size}, and float64, which would tell rounding, raises"
         raise Untestable(f"{sentence} {type(error).__name__}") from None
+    # the model computes in its own dtype whatever its weights have: float64 could not settle the difference
     if exact_leak is not None and same_operators and leak.dtype != torch.float64:
         return _leak_finding(exact_leak, sentence)
     return _leak_finding(leak, sentence.replace(", at", " but for rounding, at", 1))
@@ -147,6 +154,7 @@ def _leak_finding(leak: Leak, sentence: str) -> ContractFinding:
         sentence = f"{leak.exchange} outputs from {leak.first_output} on by up to {leak.size:.1e}"
         sentence = f"the future leaks: {sentence} (and those they may change by {leak.effect:.1e})"
         return failed(sentence, leak.size, leak.allowed)
+    # a model that ignores its inputs leaks nothing, and shows nothing; `not >` also catches a NaN
     if not leak.effect > leak.allowed:
         sentence = "changing a token changes no output at all, so causality cannot be shown"
         return failed(sentence, leak.size, leak.allowed)
@@ -161,6 +169,7 @@ def causal_gradient(trial: ContractTrial) -> ContractFinding:
     effect = 0.0
     output_position = 0
     source_position = 0
+    # every other cut from the end: each one costs a backward pass over the whole sequence
     for cut in cut_positions(trial, trial.long_length)[::-2]:
         sizes = differentiate(trial, lambda output=cut - 1: gradient_sizes(trial, inputs, output))  # type: ignore[misc]
         effect = max(effect, float(sizes[:cut].max()))
@@ -182,6 +191,7 @@ def gradient_sizes(trial: ContractTrial, inputs: Inputs, output: int) -> Float[T
         logits = trial.subject(inputs).logits[0, output]
     if not leaves:
         raise Untestable("no nn.Embedding looks up the tokens, so there is no embedding to differentiate by")
+    # random weights, because the gradient of a plain sum of logits may cancel
     weight = torch.randn(logits.shape, generator=trial.generator).to(logits)
     grads = torch.autograd.grad((logits * weight).sum(), leaves, allow_unused=True)
     sizes = [grad[0].abs().amax(-1) for grad in grads if grad is not None]
@@ -194,6 +204,7 @@ def cut_positions(trial: ContractTrial, length: int, count: int = MAX_CUTS) -> l
     """Cut positions: the ends, and positions around multiples of powers of two, where chunks meet."""
     if length < 2:
         raise Untestable("one token has no later token")
+    # two cuts that are no power of two, for patterns whose blocks have other sizes
     cuts = {length // 3, length // 2}
     for power in range(2, length.bit_length()):
         for multiple in (1 << power, (length - 1) >> power << power):
@@ -212,6 +223,7 @@ def embedding_leaves(tokens: Tensor) -> Iterator[list[Tensor]]:
         token_ids = None
         if isinstance(module, nn.Embedding) and arguments:
             token_ids = arguments[0]
+        # other tables look up positions, segments or sources, whose gradients say nothing of the tokens
         if not isinstance(token_ids, Tensor) or not torch.equal(token_ids, tokens):
             return None
         leaves.append(output.detach().requires_grad_())

@@ -16,7 +16,7 @@ from manyformer.check import (
     row_contracts,
     training_contracts,
 )
-from manyformer.check.check_report import CheckLengths, CheckReport, ContractRow
+from manyformer.check.check_report import CheckLengths, CheckReport, ContractRow, ContractVerdict
 from manyformer.check.hugging_face import HuggingFace, is_hugging_face
 from manyformer.check.isolation import in_dtype, restoring_attributes, restoring_model_and_rng, working_dtype
 from manyformer.check.subject import Adapter, AdapterSubject, Subject, SubjectOutput, Untestable, seed_everything
@@ -81,6 +81,7 @@ def check(
     selected = _select_contracts(only, skip)
     lengths = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
+    # without gradients, as most contracts compare outputs alone; those that need them switch them on themselves
     with restoring_model_and_rng(subject.module), subject.session(), torch.no_grad():
         subject.seed = seed
         for contract in CONTRACTS.values():
@@ -89,6 +90,7 @@ def check(
                 if row is None:
                     row = _run_contract(contract, subject, lengths, seed, compiler)
                 elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
+                    # the number is worth knowing, but a failure is none: the model promises nothing here
                     measured = _run_contract(contract, subject, lengths, seed, compiler)
                     sentence = f"{row.sentence}; measured: {measured.sentence}"
                     row = measured._replace(verdict=row.verdict, sentence=sentence)
@@ -105,6 +107,7 @@ def find_subject(
     device: str | torch.device | None = None,
 ) -> Subject:
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
+    # a name comes before a folder of the same name: `check bert` never depends on the working directory
     if isinstance(model, str) and model in recipe_names():
         return OwnSubject(build_tiny(model, keywords, seed).to(device))
     if keywords:
@@ -158,6 +161,7 @@ def _choose_lengths(subject: Subject, length: int | None) -> CheckLengths:
         return min(rounded, max_length // multiple * multiple)
 
     if length is not None:
+        # a given length holds for every contract, so that the time of a check can be bounded
         return CheckLengths(round_length(length), round_length(length), None)
     steps, long, probe = (round_length(size) for size in (STEP_LENGTH, LONG_LENGTH, PROBE_LENGTH))
     return CheckLengths(steps, long, probe if probe > long else None)
@@ -165,6 +169,7 @@ def _choose_lengths(subject: Subject, length: int | None) -> CheckLengths:
 
 def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRow]) -> ContractRow | None:
     """The row of a contract that is not promised or cannot be run; None if it is to be run."""
+    # a card may excuse one contract, or a promise that several contracts need
     for need in (contract.name, *contract.needs):
         if need in subject.not_promised:
             return ContractRow(contract.name, "not promised", f"not promised: {subject.not_promised[need]}")
@@ -178,22 +183,34 @@ def _run_contract(
     contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend
 ) -> ContractRow:
     exact = contract.exact and subject.exact
+    # each contract draws from a generator of its own: with `only` it sees the same inputs as in a whole check
     generator = torch.Generator().manual_seed(seed)
     allowed = FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
-    trial = ContractTrial(subject, generator, *lengths, allowed, compiler)
+    trial = ContractTrial(
+        subject,
+        generator,
+        length=lengths.steps,
+        long_length=lengths.long,
+        probe_length=lengths.probe,
+        tolerance=allowed,
+        backend=compiler,
+    )
     seed_everything(seed)
     try:
         with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
-            is_kept, sentence, measured, tolerance = contract.run(trial)
+            finding = contract.run(trial)
     except Untestable as error:
         return ContractRow(contract.name, "not run", f"not run: {error}")
+    # whatever a model raises is a finding about it; the other contracts are still worth running
     except Exception as error:
+        # messages of compilers span pages, and a row of the table is one line
         message = re.sub(r"\s+", " ", str(error)).strip()
         sentence = f"raised {type(error).__name__}: {message[:300]}"
         if not subject.runs_every_input:
             return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
         return ContractRow(contract.name, "failed", sentence)
-    return ContractRow(contract.name, "passed" if is_kept else "failed", sentence, measured, tolerance)
+    verdict: ContractVerdict = "passed" if finding.passed else "failed"
+    return ContractRow(contract.name, verdict, finding.sentence, finding.measured, finding.tolerance)
 
 
 @final
@@ -213,7 +230,8 @@ class OwnSubject(Subject):
         self.name = name or model_name(model)
         self.max_length = model.max_length
         self.length_multiple = self.task.fixed_length(model) or 1
-        self.takes_source, self.per_token = self.task.takes_source, self.task.per_token
+        self.takes_source = self.task.takes_source
+        self.per_token = self.task.per_token
         self.measured_anyway = self.task.measured_anyway
         self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
         self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
@@ -232,6 +250,7 @@ class OwnSubject(Subject):
         self.model.save(Path(folder) / "model")
 
     def copy_from(self, folder: str) -> Self:
+        # on the device of the original, because results of two devices may differ in their bits
         return type(self)(load(Path(folder) / "model").to(self.token_ids.device), name=self.name)
 
 
@@ -240,6 +259,7 @@ def _not_promised(card: RecipeCard | None) -> dict[str, str]:
     if card is None:
         reason = "this model was not built from a recipe, so it cannot be built again"
         return {"saving": reason, "spec": reason}
+    # a misspelled reason would excuse nothing, and the contract would fail without saying why
     valid_names = {*PROMISES, *FACTS, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
     if unknown_names := sorted(card.reasons.keys() - valid_names):
         raise UserError(

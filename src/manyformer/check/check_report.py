@@ -115,6 +115,7 @@ class CheckReport:
     def to_json(self) -> str:
         """Strict JSON, in which non-finite numbers are strings."""
         rows = [row._asdict() | {"measured": _json_number(row.measured)} for row in self.rows]
+        # `length` is older than `lengths`, and scripts read it
         report = {"subject": self.subject, "ok": self.ok, "length": self.length, "lengths": self.lengths._asdict()}
         report |= {"seed": self.seed, "rows": rows}
         return json_text(report, indent=2, ensure_ascii=True)
@@ -123,6 +124,7 @@ class CheckReport:
 def _format_number(value: float | None) -> str:
     if value is None:
         return ""
+    # counts and exact zeros are shown as integers; rounding errors in powers of ten
     if math.isfinite(value) and value == int(value):
         return str(int(value))
     return f"{value:.1e}"

@@ -42,6 +42,7 @@ def chunk_sizes(trial: ContractTrial) -> list[list[int]]:
     half = trial.length // 2
     if not trial.subject.chunked:
         return [[half] + [1] * (length - half), [length - 1, 1]]
+    # 3 divides no power of two, so that chunks end inside of blocks, buckets and windows
     threes = [3] * (length // 3) + ([length % 3] if length % 3 else [])
     return [threes, [1, 3, length - 4], [length - 1, 1], [half, length - half]]
 
@@ -59,6 +60,7 @@ def preallocated(trial: ContractTrial) -> ContractFinding:
     inputs = trial.draw(2, trial.length)
     half = trial.length // 2
     full = trial.subject(inputs).logits
+    # exactly full shows writes beyond the end, spare room shows what is read of unwritten slots
     for capacity in (trial.length, trial.length + 7):
         actual, _ = trial.run_in_chunks(inputs, [half] + [1] * (trial.length - half), capacity=capacity)
         trial.compare(actual, full, f"with a capacity of {capacity} tokens")
@@ -73,6 +75,7 @@ def rewind(trial: ContractTrial) -> ContractFinding:
     new_tokens = trial.different_tokens(first.tokens[:, half:])
     second = first._replace(tokens=torch.cat([first.tokens[:, :half], new_tokens], dim=1))
     _, state = trial.run_in_chunks(first, [half])
+    # the first text again shows what the second one wrote into shared tensors
     for inputs, where in ((first, "first"), (second, "second"), (first, "first again")):
         actual = trial.subject(inputs.columns(half, trial.length), state).logits
         trial.compare(actual, trial.subject(inputs).logits[:, half:], f"the {where} continuation of one state")

@@ -41,6 +41,7 @@ def traceless(trial: ContractTrial) -> ContractFinding:
     """Repeat a long call after a short one and a few decoding steps: it must agree with the first in every bit."""
     inputs = trial.draw(1, trial.long_length)
     first = trial.subject(inputs).logits
+    # a cache of positions, masks or plans that grew with the long call must not be cut by a short one
     short = trial.draw(1, trial.round_length(max(trial.long_length // 8, 4)))
     trial.subject(short)
     if not {"incremental_decoding", "per_token"} & trial.subject.not_promised.keys():
@@ -55,7 +56,8 @@ def traceless(trial: ContractTrial) -> ContractFinding:
 HALF_TOLERANCE = 0.05
 """The largest error in bfloat16 (8 bits), relative to the logits: a dozen roundings of 1/256 each."""
 
-SINGLE_TOLERANCE = COMPILED_TOLERANCE = 1e-4
+SINGLE_TOLERANCE = 1e-4
+COMPILED_TOLERANCE = 1e-4
 
 
 @contract("float64", "float32 is near float64", needs=("module",))
@@ -145,6 +147,7 @@ def compiled(trial: ContractTrial) -> ContractFinding:
     torch_backend = compiler_backend(trial.backend)
     if torch_backend is None:
         raise Untestable(f"torch {torch.__version__} does not show its backends, so that graphs cannot be counted")
+    # torch falls back to eager without a word, and eager equals eager
     backend = CountingBackend(torch_backend)
 
     def forward(inputs: Inputs) -> Tensor:
@@ -156,6 +159,7 @@ def compiled(trial: ContractTrial) -> ContractFinding:
             # warnings about tracing are no failure
             warnings.simplefilter("ignore")
             compiled_forward = torch.compile(forward, backend=backend)
+            # a second length makes torch compile for sizes that vary
             for length in (trial.length, trial.round_length(trial.length - 1)):
                 inputs = trial.draw(2, length)
                 seed_everything(0)
@@ -178,6 +182,7 @@ def saving(trial: ContractTrial) -> ContractFinding:
         trial.subject.save_to(str(folder))
         loaded = trial.subject.copy_from(str(folder))
     difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
+    # the second comparison is that of a NaN
     if difference or difference != difference:
         return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
     saved_model = trial.subject.model
@@ -192,22 +197,26 @@ def spec(trial: ContractTrial) -> ContractFinding:
     """Build the model from its recipe and keywords after a round trip through JSON; names and shapes must be equal."""
     model = trial.subject.model
     assert model is not None
-    recipe, keywords, _ = model.spec
+    keywords = model.spec.keywords
     try:
+        # as a saved model does it: tuples and numbers may come back as other types
         restored = json.loads(json_text(keywords))
     except TypeError as error:
         return failed(f"the keywords are not JSON: {error}")
     if changed := sorted(name for name in keywords if restored[name] != keywords[name]):
         return failed(f"the keyword {changed[0]} ({keywords[changed[0]]!r}) does not survive JSON")
-    rebuilt = build(recipe, **restored)
+    rebuilt = build(model.spec.recipe, **restored)
     if rebuilt.spec != model.spec:
         return failed(f"building {model.spec} gives {rebuilt.spec}")
     shapes = _tensor_shapes(model)
     rebuilt_shapes = _tensor_shapes(rebuilt)
+    # names and shapes alone: values are random in a new model
     if different := shapes.items() ^ rebuilt_shapes.items():
         name = min(name for name, _ in different)
         return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")
-    return passed(f"{len(shapes)} tensors of the same names and shapes from {recipe} and {len(restored)} keywords")
+    return passed(
+        f"{len(shapes)} tensors of the same names and shapes from {model.spec.recipe} and {len(restored)} keywords"
+    )
 
 
 def _tensor_shapes(module: nn.Module) -> dict[str, torch.Size]:

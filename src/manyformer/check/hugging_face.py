@@ -97,6 +97,7 @@ class HuggingFace(Subject):
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         assert self.module is not None
+        # without a state this is one whole pass, which a cache would only slow down
         past: HFState = HFState() if state is None else state
         length = inputs.tokens.shape[1]
         valid = None
@@ -104,6 +105,7 @@ class HuggingFace(Subject):
             valid = inputs.segments != PADDING_SEGMENT
         if past.valid is not None:
             if valid is None:
+                # continuations are unpadded, but the mask covers the cache as well
                 new_valid = torch.ones_like(inputs.tokens, dtype=torch.bool)
             else:
                 new_valid = valid
@@ -115,9 +117,11 @@ class HuggingFace(Subject):
         arguments[f"{prefix}input_ids"] = inputs.tokens
         if valid is not None:
             arguments[f"{prefix}attention_mask"] = valid.long()
+            # padding on the right needs no position ids, and some models compute theirs in another way
             follows_padding = bool((valid.long().diff(dim=1) > 0).any())
             if follows_padding and not self.takes_source and "position_ids" in self.forward_parameters:
                 position_ids = self.first_position + (valid.long().cumsum(1) - 1).clamp(min=0)
+                # the ids of the new tokens alone: those of the cache are already in their keys
                 arguments["position_ids"] = position_ids[:, -length:]
         if self.takes_source and past.memory is None:
             arguments["input_ids"] = inputs.source
@@ -125,9 +129,11 @@ class HuggingFace(Subject):
             arguments["encoder_outputs"] = self.encoder_output_class(last_hidden_state=past.memory)
         if inputs.source_segments is not None:
             arguments["attention_mask"] = (inputs.source_segments != PADDING_SEGMENT).long()
+        # encoders do not take it, and some refuse unknown arguments
         if "use_cache" not in self.forward_parameters:
             del arguments["use_cache"]
         out = self.module(**arguments)
+        # a bare encoder or a classifier of sequences
         if getattr(out, "logits", None) is None or out.logits.ndim != 3 or out.logits.shape[1] != length:
             raise Untestable("its forward gives no logits for each token")
         cache = None
@@ -144,11 +150,13 @@ class HuggingFace(Subject):
             mask = (inputs.source_segments != PADDING_SEGMENT).long()
         encoder: Any = self.module.get_encoder()  # type: ignore[operator]
         encoded = encoder(input_ids=inputs.source, attention_mask=mask)
+        # each family has its own class of encoder outputs, and reads its fields by name
         self.encoder_output_class = type(encoded)
         return HFState(memory=encoded.last_hidden_state)
 
     def reorder(self, state: State, index: Sequence[int]) -> State:
         rows = torch.tensor(index, device=self.token_ids.device)
+        # a cache of transformers reorders itself in place, and tree_map leaves it as it is
         if hasattr(state.cache, "reorder_cache"):
             state.cache.reorder_cache(rows)
         return tree_map(lambda t: t.index_select(0, rows), state)

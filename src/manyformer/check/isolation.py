@@ -26,6 +26,7 @@ def restoring_model_and_rng(module: nn.Module | None) -> Iterator[None]:
     with forked_generators(weight.device for weight, _ in grads), restoring_attributes(module):
         try:
             for weight, _ in grads:
+                # gradients that were there would be added to those of the contracts
                 weight.grad = None
             if module is not None:
                 module.eval()
@@ -46,6 +47,7 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
     saved: list[tuple[nn.Module, dict[str, Any]]] = []
     for submodule in () if module is None else list(module.modules()):
         # dictionaries of parameters, buffers and submodules are copied
+        # only these tables are changed in place; other values are replaced, and the old objects are put back
         attributes = {n: v.copy() if n in COPIED_TABLES else v for n, v in vars(submodule).items()}
         saved.append((submodule, attributes))
     try:
@@ -72,6 +74,7 @@ def restoring_buffers(module: nn.Module) -> Iterator[None]:
 @contextmanager
 def training_mode(module: nn.Module) -> Iterator[None]:
     """Set training mode; on exit restore evaluation mode and all values, and remove gradients."""
+    # a whole step is taken back: weights as well as running statistics
     values = {name: value.clone() for name, value in module.state_dict().items()}
     module.train()
     try:
@@ -87,14 +90,17 @@ def in_dtype(module: nn.Module | None, dtype: torch.dtype | None) -> Iterator[No
     """Convert all floating parameters and buffers to `dtype` in place, so that closures over the module use it too."""
     original: list[tuple[Tensor, Tensor]] = []
     if module is not None and dtype is not None:
+        # by identity: tied weights are one tensor, which is to be converted and restored once
         tensors = {id(t): t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()}
         original = [(tensor, tensor.data) for tensor in tensors.values() if tensor.dtype != dtype]
     try:
         for tensor, data in original:
+            # in place of the tensor's data, because closures of an adapter hold the same tensor objects
             tensor.data = data.to(dtype)
         yield
     finally:
         for tensor, data in original:
+            # a gradient in the other dtype cannot stay beside restored weights
             tensor.grad = None
             tensor.data = data
 

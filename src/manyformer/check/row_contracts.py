@@ -63,8 +63,8 @@ def source_padding(trial: ContractTrial) -> ContractFinding:
     sides = trial.subject.source_sides
     for side in sides:
         sources = [document.source for document in documents if document.source is not None]
-        source, segments, _ = pad_tokens(trial, sources, side)
-        batched = trial.subject(Inputs(target, None, source, segments)).logits
+        padded = pad_tokens(trial, sources, side)
+        batched = trial.subject(Inputs(target, source=padded.tokens, source_segments=padded.segments)).logits
         for row, expected in enumerate(unpadded):
             trial.compare(batched[row], expected, f"row {row}, source padded on the {side}")
     return trial.finding(f"sources padded on the {' and '.join(sides)} give the same as each alone")
@@ -75,10 +75,12 @@ def padding_state(trial: ContractTrial) -> ContractFinding:
     """Feed padded prompts, then single tokens for every row; padding is on the left, as in generation, or right."""
     steps = 4
     documents = trial.documents([max(length, steps + 1) for length in document_lengths(trial)])
+    # the last tokens are fed one by one, and a prompt needs at least one token before them
     prompts = [document.columns(0, document.tokens.shape[1] - steps) for document in documents]
     continuation = torch.cat([document.tokens[:, -steps:] for document in documents])
     unpadded = [trial.subject(document).logits[0, -steps:] for document in documents]
     if "ragged" in trial.subject.not_promised:
+        # a third-party cache that knows padding before prompts only
         sides: tuple[PaddingSide, ...] = ("left",)
     else:
         sides = ("left", "right")
@@ -106,6 +108,7 @@ def padding_ragged(trial: ContractTrial) -> ContractFinding:
     segments = torch.full_like(tokens, PADDING_SEGMENT)
     token_columns = []
     for row in range(rows):
+        # in order, but with gaps of any length between two tokens
         columns = torch.randperm(width, generator=trial.generator)[:text_length].sort().values.to(tokens.device)
         tokens[row, columns] = documents.tokens[row]
         segments[row, columns] = 3
@@ -189,11 +192,11 @@ def empty_rows(trial: ContractTrial) -> ContractFinding:
     """One empty row, one padded on the left and two full ones; in an encoder-decoder one has an empty source."""
     inputs = trial.draw(4, trial.length)
     segments = torch.zeros_like(inputs.tokens)
-    segments[0] = segments[1, : trial.length // 2] = PADDING_SEGMENT
+    segments[0] = PADDING_SEGMENT
+    segments[1, : trial.length // 2] = PADDING_SEGMENT
     source_segments = None
     if inputs.source is not None:
         source_segments = torch.zeros_like(inputs.source)
-    if source_segments is not None:
         source_segments[[0, 2]] = PADDING_SEGMENT
     inputs = inputs._replace(segments=segments, source_segments=source_segments)
     logits = trial.subject(inputs).logits

@@ -63,6 +63,7 @@ class Subject(ABC):
 
     def __call__(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         """One forward pass with a fixed seed, so that only what the contract changes can change the result."""
+        # some released models draw random numbers in evaluation mode too, such as the hashes of Reformer
         seed_everything(self.seed)
         return self.forward(inputs, state)
 
@@ -158,12 +159,14 @@ class AdapterSubject(Subject):
     """The subject of an adapter; it promises what the adapter has callables for."""
 
     def __init__(self, adapter: Adapter) -> None:
+        # with a single token every exchange leaves the inputs as they are
         if adapter.vocab < 2:
             raise UserError(f"vocab ({adapter.vocab}) must be at least 2 tokens, because contracts exchange tokens")
         self.adapter = adapter
         logits_module = None
         if isinstance(adapter.logits, nn.Module):
             logits_module = adapter.logits
+        # the module itself may be the callable: then its parameters are known without being named
         self.module = adapter.module or logits_module
         self.name = adapter.name or ("module" if self.module is None else type(self.module).__name__)
         self.max_length = adapter.max_length
@@ -191,11 +194,13 @@ class AdapterSubject(Subject):
             logits = adapter.packing(inputs.tokens, inputs.segments)
         else:
             assert adapter.padding is not None
+            # padded rows hold one document each, so that the mask says all
             logits = adapter.padding(inputs.tokens, inputs.segments != PADDING_SEGMENT)
         expected = (*inputs.tokens.shape, adapter.vocab)
         actual = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         if actual != expected:
             raise UserError(f"the adapter must give logits {expected} for tokens {expected[:2]}, it gave {actual}")
+        # boxed, because None is a valid state of a third party and means "no state" here
         return SubjectOutput(logits, StateBox(new_state))
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
@@ -205,6 +210,7 @@ class AdapterSubject(Subject):
         rows = torch.tensor(index, device=self.token_ids.device)
         if self.adapter.reorder is not None:
             return StateBox(self.adapter.reorder(state.value, rows))
+        # tree_map would keep such a leaf with all its rows, and the contract would blame the model
         if opaque := find_opaque(state.value):
             raise Untestable(f"the state holds a {opaque}, whose rows only the adapter's `reorder` could choose")
         return StateBox(tree_map(lambda t: t.index_select(0, rows), state.value))

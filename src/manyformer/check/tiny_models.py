@@ -40,6 +40,7 @@ def build_tiny(name: str, keywords: Mapping[str, Any], seed: int) -> Model:
     All parameters are perturbed: zero biases, unit gains and closed gates would hide defects.
     """
     keywords = tiny_keywords(name) | dict(keywords)
+    # the generator of the process goes on as if nothing had been drawn
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
         model = build(name, **keywords)

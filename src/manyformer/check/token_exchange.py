@@ -88,6 +88,7 @@ def measure_leaks(forward: Forward, tests: Iterable[ExchangeTest], *, tolerance:
 
 
 def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None) -> Leak:
+    # one row first: its logits decide the bound and how many rows fit in memory
     logits = forward(test.inputs)
     if tolerance is None:
         if logits.dtype == torch.float64:
@@ -96,9 +97,11 @@ def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None)
             tolerance = FLOAT32_TOLERANCE
     scale = float(logits.abs().max())
     leak = Leak(test.inputs, logits.dtype, scale, tolerance * scale)
+    # scores of dense attention grow with the square of the length, logits with the vocabulary
     rows = min(MAX_ROWS, len(test.exchanges), MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel())
     try:
         return _measure_in_batches(forward, test, leak, max(rows, 1))
+    # kernels may group the rows of a batch, as those of experts do; then each exchange runs alone
     except RowsInteract:
         return _measure_in_batches(forward, test, leak, 1)
 
@@ -125,6 +128,7 @@ def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, rows: 
         for row, exchange in exchanges.items():
             row_leak = _add_changes(leak, exchange, changes[row])
             if row_leak.exchange is exchange and len(exchanges) > 1:
+                # the same batch with this exchange alone tells a leak within the row from one across rows
                 alone = changes_of({row: exchange})[row]
                 if _add_changes(no_leak, exchange, alone).exchange is None:
                     raise RowsInteract
@@ -148,6 +152,7 @@ def _add_changes(leak: Leak, exchange: Exchange, changes: Float[Tensor, " l"]) -
 
 def is_larger_leak(new: float, old: float) -> bool:
     """Whether `new` is the larger leak; a NaN is larger than every number."""
+    # `not <=` instead of `>`, because every comparison with a NaN is False
     return not math.isnan(old) and not new <= old
 
 
@@ -185,6 +190,7 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {}, result)) if isinstance(leaf, Tensor)]
+        # shapes decide which kernel an operator takes, and so the order of its sums
         shapes = tuple(tensor.shape for tensor in tensors)
         self.calls.append(OperatorCall(str(func), shapes, torch.Tag.nondeterministic_seeded in func.tags))
         return result
@@ -213,9 +219,11 @@ def training_forward(
         if after_step:
             trial.subject(first)
             run_post_step_updates(module, 1)
+        # a model with a generator of its own, which no seed reaches
         if not torch.equal(forward(first), forward(first)):
             raise Untestable("two equal calls in training mode differ, although the random generators were seeded")
         if _draws_random_numbers(trial, forward, first):
+            # numbers drawn per selected token move to other tokens when the selection changes, without any leak
             calls = random_calls(forward, first)
             if calls != random_calls(forward, second):
                 raise Untestable("in training mode, the number of random numbers depends on token values")

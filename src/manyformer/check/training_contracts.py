@@ -47,12 +47,14 @@ def gradients(trial: ContractTrial) -> ContractFinding:
 
     def loss() -> Tensor:
         result = trial.subject(inputs)
+        # random weights for every logit: a sum of all logits has no gradient behind a softmax or a norm
         weight = torch.randn(result.logits.shape, generator=trial.generator).to(result.logits)
         return (result.logits * weight).sum() + result.loss + _auxiliary_loss(trial, inputs, result.logits)
 
     grads = gradients_of(trial, loss)
     if not grads:
         raise Untestable("no parameter requires a gradient")
+    # a gradient of zeros is none: the parameter would never be trained
     missing = [name for name, grad in grads.items() if grad is None or not grad.any()]
     non_finite = [name for name, grad in grads.items() if grad is not None and not torch.isfinite(grad).all()]
     if non_finite:
@@ -90,6 +92,7 @@ def loss(trial: ContractTrial) -> ContractFinding:
         ignored = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
         targets = targets.masked_fill((inputs.segments < 0) | ignored, IGNORE_INDEX)
     batch = task_of(model).batch(model, inputs, targets)
+    # the reference in float64 on the CPU, so that only the loss under test rounds
     logits = result.logits.flatten(0, -2).cpu().double()
     host_targets = targets.flatten().cpu()
     for smoothing in (0.0, 0.1):
@@ -113,6 +116,7 @@ def learns(trial: ContractTrial) -> ContractFinding:
     """
     checked_model = trial.subject.model
     assert checked_model is not None
+    # a new model: the weights of the checked one are perturbed or trained, and stay as they are
     model = build(checked_model.spec.recipe, **checked_model.spec.keywords).to(checked_model.device)
     with torch.enable_grad():
         losses, guessing_loss = _train(trial, model)
@@ -141,6 +145,7 @@ def _train(trial: ContractTrial, model: Model) -> tuple[list[float], float]:
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / TOY_STEPS))
         optimizer.step()
+        # codebooks and running means are updated here, as in a real training
         run_post_step_updates(model, step + 1)
         losses.append(float(loss.total.detach() / loss.targets))
         if step >= SMOOTHING_STEPS and statistics.fmean(losses[-SMOOTHING_STEPS:]) <= MAX_LOSS_SHARE * guessing_loss:

@@ -75,11 +75,13 @@ class ContractTrial:
     def tokens(self, rows: int, length: int) -> Int[Tensor, "b l"]:
         """Random tokens (rows, length)."""
         ids = self.subject.token_ids
+        # drawn on the CPU: generators of accelerators give other numbers for the same seed
         return ids[torch.randint(len(ids), (rows, length), generator=self.generator).to(ids.device)]
 
     def different_tokens(self, tokens: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
         """Random tokens that differ from `tokens` at every position."""
         ids = self.subject.token_ids
+        # a shift of 1 to n - 1 places among the ids never ends where it began
         shift = torch.randint(1, len(ids), tokens.shape, generator=self.generator).to(ids.device)
         return ids[(torch.searchsorted(ids, tokens.contiguous()) + shift) % len(ids)]
 
@@ -93,6 +95,7 @@ class ContractTrial:
         """Random inputs of one row for each length, with sources of other lengths, at most the largest length."""
         max_length = max(lengths)
         return [
+            # sources of other lengths than the targets, so that a model that mixes them up fails
             self.draw(1, self.round_length(length), source=1 + (5 * index + length) % max_length)
             for index, length in enumerate(lengths)
         ]
@@ -128,6 +131,7 @@ class ContractTrial:
         if expected.numel():
             actual = actual.detach().cpu().double()
             expected = expected.detach().cpu().double()
+            # relative to the largest logit, not to each one: logits near 0 carry the rounding of the others
             difference = (actual - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
             self.differences.append((float(difference), where))
 
@@ -140,6 +144,7 @@ class ContractTrial:
         failures = [(difference, where) for difference, where in self.differences if not difference <= tolerance]
         if not failures:
             return passed(sentence, worst, tolerance)
+        # the first failure, not the largest: later ones mostly follow from it
         difference, where = failures[0]
         sentence = f"{where}: {difference:.1e} apart, one of {len(failures)} in {len(self.differences)}"
         return failed(sentence, worst, tolerance)
@@ -233,14 +238,19 @@ def document_lengths(trial: ContractTrial) -> list[int]:
     return [trial.length, trial.length // 2 - 1, 1, trial.length - 1]
 
 
+class PlacedTokens(NamedTuple):
+    """The tokens of documents in rows, with segments that tell them from padding, and the slot of each document."""
+
+    tokens: Int[Tensor, "b l"]
+    segments: Int[Tensor, "b l"]
+    slots: list[DocumentSlot]
+
+
 def pad_documents(
     trial: ContractTrial, documents: Sequence[Inputs], side: PaddingSide
 ) -> tuple[Inputs, list[DocumentSlot]]:
     """Pad the documents, one per row, and their sources on one side; returns the inputs and the slot of each."""
-    tokens, segments, slots = pad_tokens(trial, [document.tokens for document in documents], side)
-    source, source_segments, _ = pad_tokens(trial, _sources(documents), side)
-    assert tokens is not None
-    return Inputs(tokens, segments, source, source_segments), slots
+    return _place_with_sources(documents, lambda parts: pad_tokens(trial, parts, side))
 
 
 def pack_documents(
@@ -248,44 +258,48 @@ def pack_documents(
 ) -> tuple[Inputs, list[DocumentSlot]]:
     """Pack the documents and their sources several to a row; returns the inputs and the slot of each."""
     # segment ids need not start at 0 nor be consecutive
-    tokens, segments, slots = place_documents(trial, [document.tokens for document in documents], rows, first_segment=3)
-    source, source_segments, _ = place_documents(trial, _sources(documents), rows, first_segment=3)
-    assert tokens is not None
-    return Inputs(tokens, segments, source, source_segments), slots
+    return _place_with_sources(documents, lambda parts: place_documents(trial, parts, rows, first_segment=3))
 
 
-def pad_tokens(
-    trial: ContractTrial, parts: Sequence[Tensor], side: PaddingSide
-) -> tuple[Tensor | None, Tensor | None, list[DocumentSlot]]:
-    """Pad the parts, one per row, on one side; returns tokens, segments and slots."""
-    width = max((part.shape[1] for part in parts), default=0)
+def _place_with_sources(
+    documents: Sequence[Inputs], place: Callable[[Sequence[Tensor]], PlacedTokens]
+) -> tuple[Inputs, list[DocumentSlot]]:
+    placed = place([document.tokens for document in documents])
+    inputs = Inputs(placed.tokens, placed.segments)
+    sources = [document.source for document in documents if document.source is not None]
+    if sources:
+        placed_sources = place(sources)
+        inputs = inputs._replace(source=placed_sources.tokens, source_segments=placed_sources.segments)
+    return inputs, placed.slots
+
+
+def pad_tokens(trial: ContractTrial, parts: Sequence[Tensor], side: PaddingSide) -> PlacedTokens:
+    """Pad the parts, one per row, on one side."""
+    width = max(part.shape[1] for part in parts)
     paddings = [width - part.shape[1] if side == "left" else 0 for part in parts]
     return place_documents(trial, parts, [[RowItem(index, padding)] for index, padding in enumerate(paddings)])
 
 
 def place_documents(
     trial: ContractTrial, parts: Sequence[Tensor], rows: Sequence[Sequence[RowItem]], *, first_segment: int = 0
-) -> tuple[Tensor | None, Tensor | None, list[DocumentSlot]]:
-    """Tokens, segments and the slots of the parts, placed in rows; (None, None, []) without parts.
+) -> PlacedTokens:
+    """The parts, placed in rows.
 
     Padding is random tokens, so that a model that attends to it fails. Segments are `first_segment`, + 2, and so on.
     """
-    if not parts:
-        return None, None, []
+    # as wide as the fullest row, and up to the next length that the model allows
     width = max(sum(parts[item.document].shape[1] + item.padding_before for item in row) for row in rows)
     tokens = trial.tokens(len(rows), trial.round_length(width))
     segments = torch.full_like(tokens, PADDING_SEGMENT)
     slots: dict[int, DocumentSlot] = {}
     for row, items in enumerate(rows):
         stop = 0
-        for position, (document, padding) in enumerate(items):
-            start = stop + padding
-            stop = start + parts[document].shape[1]
-            tokens[row, start:stop] = parts[document][0]
+        for position, item in enumerate(items):
+            part = parts[item.document]
+            start = stop + item.padding_before
+            stop = start + part.shape[1]
+            tokens[row, start:stop] = part[0]
+            # gaps between the numbers, because a model may compare them but not count with them
             segments[row, start:stop] = first_segment + 2 * position
-            slots[document] = DocumentSlot(row, start, stop)
-    return tokens, segments, [slots[document] for document in range(len(parts))]
-
-
-def _sources(documents: Sequence[Inputs]) -> list[Tensor]:
-    return [document.source for document in documents if document.source is not None]
+            slots[item.document] = DocumentSlot(row, start, stop)
+    return PlacedTokens(tokens, segments, [slots[document] for document in range(len(parts))])

@@ -120,6 +120,7 @@ def advise(suite: SuiteRecord, *, length: int, task: str | None = None, memory: 
 def _state_at(costs: CaseCosts, length: int) -> int | None:
     """The bytes of the state at a length; a state that did not grow between the two greatest measured ones is full."""
     greatest = sorted(costs.lengths, key=lambda cost: cost.length)[-2:]
+    # without building a model: a full window stays as large at any length
     if len(greatest) == 2 and greatest[0].state_bytes == greatest[1].state_bytes and length >= greatest[0].length:
         return greatest[1].state_bytes
     return state_bytes_at(costs.recipe, costs.keywords, length)
@@ -155,6 +156,7 @@ def _rows(task: TaskRecord, costs: Mapping[str, CaseCosts], states: Mapping[str,
 
 def _mean(values: Sequence[float | None]) -> float | None:
     numbers = [value for value in values if value is not None]
+    # a seed that diverged leaves no mean, as in the tables
     if not all(map(is_comparable, numbers)):
         return None
     if numbers:

@@ -67,6 +67,7 @@ def parse_claim(
     Costs have no sweep values. Raises UserError that gives the correct form.
     """
     name, _, statement = text.strip().partition(" of ")
+    # a case may contain " of " in its name: then the statement is about the first score
     if name not in (*scores, *costs):
         name = scores[0]
         statement = text.strip()
@@ -96,19 +97,23 @@ def judge_claim(claim: ScoreClaim, mean: Callable[[TableCell], float | None]) ->
 
 
 def _parse_cell(cell: str, cases: Sequence[str], values: Sequence[Any], text: str) -> TableCell:
-    case, separator, value = cell.strip().rpartition("@") if "@" in cell else (cell.strip(), "", "")
+    case, separator, value = cell.strip().rpartition("@")
+    if not separator:
+        # without one, rpartition gives all as the value
+        case = value
     if case not in cases:
         raise UserError(f"claims: '{text}': there is no case '{case}'; {suggest_names(case, cases)}")
     value_names = [str(sweep_value) for sweep_value in values]
-    if bool(separator) != (values[0] is not None):
-        if not separator:
-            example = f"{case}@{value_names[0]}"
-        else:
-            example = case
-        raise UserError(f"claims: '{text}': write {example}{'' if separator else ', for one value of the sweep'}")
-    if separator and value not in value_names:
+    is_swept = values[0] is not None
+    if is_swept and not separator:
+        raise UserError(f"claims: '{text}': write {case}@{value_names[0]}, for one value of the sweep")
+    if separator and not is_swept:
+        raise UserError(f"claims: '{text}': write {case}")
+    if not separator:
+        return TableCell(case, 0)
+    if value not in value_names:
         raise UserError(f"claims: '{text}': the sweep has no value {value}; {suggest_names(value, value_names)}")
-    return TableCell(case, value_names.index(value) if separator else 0)
+    return TableCell(case, value_names.index(value))
 
 
 def _parse_number(text: str) -> float | None:
@@ -144,6 +149,7 @@ def student_t_tails(t: float, degrees: int) -> float:
     if degrees < 1:
         raise ValueError(f"student_t_tails: degrees ({degrees}) must be at least 1")
     angle = math.atan(abs(t) / math.sqrt(degrees))
+    # series in closed form for whole degrees: scipy is not needed for one function
     sine = math.sin(angle)
     cosine = math.cos(angle)
     is_odd = degrees % 2
@@ -164,6 +170,7 @@ def holm_adjusted(p_values: Mapping[str, float]) -> dict[str, float]:
     adjusted: dict[str, float] = {}
     largest = 0.0
     for rank, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
+        # adjusted values never fall with rank, so that a larger p is never called more significant
         largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[name]))
         adjusted[name] = largest
     return adjusted

@@ -55,6 +55,7 @@ def comparison_errors(comparison: Comparison) -> Iterator[str]:
         yield f"reference: there is no case '{file.reference}'; {suggest_names(file.reference, names)}"
     # trials mostly differ in the optimizer
     models = {(case.name, json_text(trial.run.model)): trial.run for case in comparison.cases for trial in case.trials}
+    # every problem is said at once: a file is mended in one go
     checks: list[tuple[str, Callable[[], object]]] = [
         *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
         *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),
@@ -108,6 +109,7 @@ def compare(
     if fresh:
         move_aside(folder, log)
     runner = ComparisonRunner(comparison, folder, seed_count)
+    # before anything is trained: a folder of other settings would mix two comparisons
     runner.check()
     guesses = comparison_guesses(comparison)
     meter = ProgressMeter(runner.count_missing(), on_progress, log)
@@ -135,6 +137,7 @@ def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: Prog
     if not {"step", "memory"} & set(comparison.file.cost):
         return {}
     meter.report_progress("measuring steps", 1.0)
+    # only the best trial of a case is in the table, and its weights are still there
     best = {case.name: runner.best_trial(case) for case in comparison.cases if case.trained_by is None}
     jobs = {name: TrainingJob(name, trial or 0, 0) for name, trial in best.items()}
     return measure_steps({name: (runner.run(job), runner.folder_of(job)) for name, job in jobs.items()})

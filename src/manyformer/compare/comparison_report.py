@@ -89,6 +89,7 @@ class ComparisonResult:
     def mean(self, case: str, score: str, index: int = 0) -> float | None:
         """The mean over seeds; None if the score is missing, or is no finite number with one of the seeds."""
         scores = [measurement.scores[index].get(score) for measurement in self.measurements_of(case)]
+        # a mean over the other seeds would favor a case that diverged with one
         if any(value is not None and not is_comparable(value) for value in scores):
             return None
         values = self.values(case, score, index)
@@ -199,6 +200,7 @@ class ComparisonResult:
     def to_markdown(self) -> str:
         """The report as Markdown, with a link to the figure in the same folder."""
         lines = [f"# {self.comparison.file.title}", ""]
+        # what does not hold stands first, above all tables
         if refuted := [verdict for verdict in self.verdicts if verdict.holds is False]:
             lines += [f"**{escape_bars(verdict.summary_line)}**\n" for verdict in refuted]
         lines += [self.comparison.about, ""] if self.comparison.about else []
@@ -266,6 +268,7 @@ class ComparisonResult:
         source = self.comparison.case(case).init_from_case
         if mean is None or source is None or not column.adds_up:
             return mean
+        # a case that continues another one has paid for both trainings
         earlier = self._cost(column, source)
         if earlier is None:
             return None
@@ -275,6 +278,7 @@ class ComparisonResult:
         """The value of a score or cost in a cell, for claims."""
         if score in self.comparison.file.score:
             return self.mean(table_cell.case, score, table_cell.value_index)
+        # the value as the table shows it: a claim holds for the numbers that people read
         text = self._cost_cell(score, table_cell.case)
         if text == NO_VALUE:
             return None
@@ -361,6 +365,7 @@ def _plot_sweep(axis: "Axes", result: ComparisonResult, score: str) -> None:
             style = curve_style(case_index)
             axis.errorbar(xs, ys, yerr=deviations, marker="o", ms=4, lw=1.6, capsize=2.5, **style)
             ends.append((xs[-1], ys[-1], case, curve_color(case_index)))
+    # lengths that double would crowd at the left of a linear axis
     if len(numbers) == len(values) and min(positions) > 0 and max(positions) / min(positions) >= 4:
         axis.set_xscale("log", base=2)
     axis.set_xticks(positions, [f"{v:,}" if isinstance(v, int) else str(v) for v in values])
@@ -381,6 +386,7 @@ def _label_curve_ends(axis: "Axes", ends: list[tuple[float, float, str, str]]) -
             axis.annotate(name, (x, height), (7, 0), textcoords="offset points", color=color, va="center", size="small")
         low = min(low, heights[0] - gap)
         high = max(high, heights[-1] + gap)
+    # names that were pushed apart may stand above and below the curves
     axis.set_ylim(low, high)
 
 
@@ -389,6 +395,7 @@ def _spread_labels(heights: list[float], gap: float) -> list[float]:
     raised = list(heights)
     lowered = list(heights)
     for i in range(1, len(heights)):
+        # either pass alone would move all names to one side of their curves
         raised[i] = max(raised[i], raised[i - 1] + gap)
         lowered[-i - 1] = min(lowered[-i - 1], lowered[-i] - gap)
     return [(a + b) / 2 for a, b in zip(raised, lowered)]
@@ -400,6 +407,7 @@ def _plot_cases(axis: "Axes", result: ComparisonResult, score: str) -> None:
     for case_index, case in enumerate(cases):
         values = result.values(case, score)
         if values:
+            # single seeds, because a mean of three hides how far they lie apart
             axis.plot(values, [case_index] * len(values), ".", color="#999999", ms=5, zorder=2)
             mean = result.mean(case, score)
             deviation = result.deviation(case, score)
@@ -409,6 +417,7 @@ def _plot_cases(axis: "Axes", result: ComparisonResult, score: str) -> None:
             place = (mean, case_index)
             axis.annotate(label, place, (0, 7), textcoords="offset points", ha="center", fontsize="x-small")
     axis.set_yticks(range(len(cases)), cases)
+    # downwards, in the order of the table
     axis.set_ylim(len(cases) - 0.4, -0.6)
     axis.set_xlabel(_axis_label(score))
 

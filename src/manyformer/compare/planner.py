@@ -72,6 +72,7 @@ class TrainingPlan:
         """The time of all: the work shared by the processes, and half of the longest training, which ends alone."""
         work = sum(case.trainings * case.seconds for case in self.cases)
         longest = max((case.seconds for case in self.cases if case.trainings), default=0.0)
+        # the last trainings do not fill all processes
         return work / self.jobs + (longest / 2 if self.jobs > 1 else 0.0)
 
     def seconds_of(self, comparison: str, case: str) -> float:
@@ -105,6 +106,7 @@ def time_cases(
         for case in runner.comparison.cases
         if case.trained_by is None
     }
+    # cases of several comparisons may be equal but for what does not take time
     keys = {name: _timing_key(task, machine) for name, task in tasks.items()}
     missing = {keys[name]: task for name, task in tasks.items() if keys[name] not in store.entries}
     if pool is None:
@@ -166,6 +168,7 @@ def _stretched(run: RunConfig, factor: float) -> RunConfig:
     assert run.limits.steps is not None
     limits = run.limits.model_copy(update={"steps": scaled(run.limits.steps)})
     lengths = {name: getattr(run.schedule, name, None) for name in ("warmup", "steps")}
+    # a cosine that ended before or after the training would be another schedule
     changes = {name: scaled(steps) for name, steps in lengths.items() if steps is not None}
     return run.model_copy(update={"limits": limits, "schedule": run.schedule.model_copy(update=changes)})
 
@@ -174,6 +177,7 @@ def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
     """Time a training of one step with its scores, and further steps."""
     with temporary_folder() as folder:
         limits = task.run.limits.model_copy(update={"steps": 1})
+        # weights of other trainings do not exist yet, and do not change the time of a step
         run = task.run.model_copy(update={"out": str(folder / "run"), "init_from": None, "limits": limits})
         points = tuple(None if point is None else point.model_copy(update={"init_from": None}) for point in task.points)
         short = replace(task, run=run, trained=run, points=points, folder=folder / "run")
@@ -182,9 +186,11 @@ def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
         first_seconds = time.perf_counter() - started
         job = step_of_run(run, folder / "run")
         job()
+        # counted after a step that filled caches, and not while it is timed: counting is slow
         step_flops = count_flops(job)
         started = time.perf_counter()
         steps = 0
+        # short steps are repeated, because a single one measures the clock
         while steps < MIN_STEPS or (time.perf_counter() - started < MIN_SECONDS and steps < MAX_STEPS):
             job()
             steps += 1
@@ -195,6 +201,7 @@ def time_training(task: TrainingTask, key: str, machine: str) -> TrainingTiming:
 def _timing_key(task: TrainingTask, machine: str) -> str:
     settings = run_settings(task.run.model_copy(update={"init_from": None}))
     points = [None if point is None else run_settings(point).get("data") for point in task.points]
+    # trials differ in these, and take the same time
     for section in ("optim", "limits", "seed", "init_from"):
         settings.pop(section, None)
     return content_hash([settings, points, machine])

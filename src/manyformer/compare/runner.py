@@ -74,6 +74,7 @@ class ComparisonRunner:
         self._measured: dict[TrainingJob, CaseMeasurement] = {}
         self._missing: set[TrainingJob] = set()
         stage = comparison.stage
+        # those that train weights before those that use them
         self._cases = sorted(comparison.cases, key=lambda case: (case.trained_by is not None, stage(case)))
 
     def known_jobs(self) -> Iterator[TrainingJob]:
@@ -87,6 +88,8 @@ class ComparisonRunner:
     def ready_jobs(self) -> Iterator[TrainingJob]:
         """The jobs without a measurement whose weights to start from are there."""
         for job in self.known_jobs():
+            # an archive may hold a measurement whose weights are gone: then it is trained again for the cases that
+            # start from them
             is_finished = self.measurement(job) is not None and (
                 self.archive is None or not self._needs_weights(job) or self._has_weights(job)
             )
@@ -103,6 +106,7 @@ class ComparisonRunner:
             return 0
         missing = sum(self.measurement(job) is None for job in self._jobs_of(case, 0))
         if self.best_trial(case) is None:
+            # which trial is the best is not known, but that it takes all other seeds is
             return missing + self.seeds - 1
         return missing + sum(self.measurement(job) is None for job in self._best_jobs(case)[1:])
 
@@ -148,10 +152,10 @@ class ComparisonRunner:
             if self._case(job).init_from_case is not None and self._source(job) is None:
                 return None  # the weights that it starts from are not chosen yet
             task = self.task(job)
-            entry = None
-            if self.archive:
-                entry = self.archive.entries.get(task.key)
-            measurement = task.load() or (entry.measurement if entry else None)
+            # the folder first: it may be newer than an archive that was copied here
+            measurement = task.load()
+            if measurement is None and self.archive and task.key in self.archive.entries:
+                measurement = self.archive.entries[task.key].measurement
             if measurement is None or not task.is_answered_by(measurement):
                 # files are read once: others are only added by `add`
                 self._missing.add(job)
@@ -166,11 +170,19 @@ class ComparisonRunner:
         if self.archive is None:
             return
         task = self.task(job)
-        settings = run_settings(task.run)
         self.archive.add(
-            ArchivedMeasurement(task.key, self.comparison.name, settings, measurement, machine, VERSION, date)
+            ArchivedMeasurement(
+                key=task.key,
+                comparison=self.comparison.name,
+                settings=run_settings(task.run),
+                measurement=measurement,
+                machine=machine,
+                version=VERSION,
+                date=date,
+            )
         )
         # the weights of a trial are kept until it is known not to be the best
+        # a finished training may have been the last user of the weights of another
         for finished in {job, self._source(job), *self._jobs_of(self._case(job), 0)}:
             if finished in self._measured and not self._needs_weights(finished):
                 shutil.rmtree(self.folder_of(finished), ignore_errors=True)
@@ -182,7 +194,7 @@ class ComparisonRunner:
         return ComparisonResult(
             self.comparison,
             self.seeds,
-            tuple(self._measured_of(job for case in cases for job in self._best_jobs(case))),
+            measurements=tuple(self._measured_of(job for case in cases for job in self._best_jobs(case))),
             machine=machine,
             trials=tuple(self._measured_of(job for case in tried for job in self._jobs_of(case, 0))),
             guesses=guesses,
@@ -210,14 +222,20 @@ class ComparisonRunner:
         else:
             trained = self.run(self._trained(job))
         points = tuple(None if point is None else self._at_seed(job, point) for point in case.trials[job.trial].points)
-        file = self.comparison.file
-        values = self.comparison.values
+        # trials compete with the first seed alone; the others go to the best
         selects = job.seed == 0 and len(case.trials) > 1 and case.trained_by is None
-        label = case.trials[job.trial].label
-        key = self._measurement_key(job)
-        folder = self.folder_of(job)
         return TrainingTask(
-            case.name, label, run, trained, points, values, file.score, file.split, selects, folder, key
+            case=case.name,
+            trial=case.trials[job.trial].label,
+            run=run,
+            trained=trained,
+            points=points,
+            values=self.comparison.values,
+            scores=self.comparison.file.score,
+            split=self.comparison.file.split,
+            selects=selects,
+            folder=self.folder_of(job),
+            key=self._measurement_key(job),
         )
 
     def run(self, job: TrainingJob) -> RunConfig:
@@ -228,6 +246,7 @@ class ComparisonRunner:
     def folder_of(self, job: TrainingJob) -> Path:
         """The folder of a job's run."""
         if self.archive is not None:
+            # tasks of a suite may share a training: its folder is named by what decides the result
             return self.folder / "trainings" / self._measurement_key(job)
         case = self._case(job)
         trial = case.trials[job.trial].label
@@ -286,6 +305,7 @@ class ComparisonRunner:
         trained = None
         if case.trained_by is not None:
             trained = self._training_key(self._trained(job))
+        # scores of other settings of the data are other measurements of the same training
         points = [None if point is None else run_settings(point) for point in case.trials[job.trial].points]
         file = self.comparison.file
         return content_hash([self._training_key(job), trained, points, file.score, file.split])
@@ -313,8 +333,10 @@ def _folder_names(cases: list[str]) -> dict[str, str]:
         slug = _slug(case, "a-z0-9") or "case"
         suffix = 1
         name = slug
+        # two names may differ in characters alone that a folder cannot have
         while name in names.values():
-            suffix, name = suffix + 1, f"{slug}-{suffix + 1}"
+            suffix += 1
+            name = f"{slug}-{suffix}"
         names[case] = name
     return names
 
@@ -378,6 +400,7 @@ def worker_pool(size: int, cases: Iterable[ComparisonCase] = ()) -> Iterator[Wor
         yield None
         return
     imports = tuple(dict.fromkeys(name for case in cases for name in case.run.imports))
+    # a fork would copy locks of torch's threads, as they are held
     context = multiprocessing.get_context("spawn")
     earlier_children = set(multiprocessing.active_children())
     executor = ProcessPoolExecutor(size, mp_context=context, initializer=_begin_worker, initargs=(imports,))
@@ -410,6 +433,7 @@ def _stop(processes: Collection[BaseProcess]) -> None:
 
     One that is ended while it returns a result leaves the queue locked, and the others wait for it forever."""
     for process in processes:
+        # all first, so that they save their checkpoints at the same time
         process.terminate()
     deadline = time.monotonic() + STOP_SECONDS
     for process in processes:
@@ -434,6 +458,7 @@ def run_jobs(
         return
     running: dict[Future[CaseMeasurement], tuple[ComparisonRunner, TrainingJob]] = {}
     while True:
+        # ready jobs include those that run: they have no measurement yet
         begun = set(running.values())
         for runner, job in _ready(runners, may_begin):
             if len(running) == pool.size:
@@ -466,6 +491,7 @@ def _finish(
 
 def _begin_worker(imports: tuple[str, ...]) -> None:
     """Prepare a process of the pool: one thread, plug-ins, and an end with the parent process."""
+    # scores must not depend on how many trainings share the machine
     torch.set_num_threads(1)
     # Ctrl-C reaches all processes of a terminal: a training saves and ends by its own handler, and an idle worker is
     # ended by the parent
@@ -477,6 +503,7 @@ def _begin_worker(imports: tuple[str, ...]) -> None:
         wait_for_sentinel([sentinel])
         os._exit(1)
 
+    # a killed parent sends no signal, but its sentinel becomes ready
     threading.Thread(target=end_with_parent, args=(parent.sentinel,), daemon=True).start()
     import_modules(imports)
 

@@ -51,6 +51,7 @@ def check_score(score: str, run: RunConfig) -> None:
     """Raise UserError if the task of `run` has no such score."""
     task = task_of_run(run)
     score_kinds = [*LIKELIHOOD_SCORES, *task.score_kinds]
+    # an unknown name gets the nearest of all tasks, before that of this task is asked
     score_kind(score)
     if score not in score_kinds:
         raise UserError(f"{run.recipe} ({task.name}) has no score '{score}'; it has {', '.join(score_kinds)}")
@@ -99,6 +100,7 @@ class Rescorer:
         if not changed:
             return self.model
         model = build(self.model.spec.recipe, **{**keywords, **changed})
+        # keywords of a sweep such as a window change no weight, so that the trained ones fit
         read_weights(model, self.folder / "model")
         return model.eval()
 
@@ -116,6 +118,7 @@ class Rescorer:
             with torch.autocast(self.device.type, dtype=autocast, enabled=autocast is not None):
                 scores = validator()
         assert scores is not None
+        # in per cent, as the scores of the other tasks
         return {**scores, "accuracy": 100 * scores["accuracy"]}
 
     def _held_out(self, point: RunConfig, stack: ExitStack) -> HeldOutBatches:

@@ -59,6 +59,7 @@ def body_parameters(run: RunConfig) -> int:
     """The number of parameters of a run's model besides those for each token of the vocabulary."""
     parameters = get_recipe(run.recipe).signature.parameters
     keywords = {**run.data.expected_keywords(set(parameters)).keywords, **run.model}
+    # models of several tasks differ in their vocabularies alone, and are counted once
     if isinstance(keywords.get("vocab"), int):
         keywords["vocab"] = _VOCABS[0]
     return _count_body(run.recipe, json_text(keywords, sort_keys=True))
@@ -111,6 +112,7 @@ def _solve_keyword(run: RunConfig, keyword: SizeKeyword, target: int) -> int | N
         return body_parameters(_with_sizes(run, {keyword.name: number * step}))
 
     try:
+        # from the present size, which is close: each count builds a model
         number = nearest_size(count, target, MAX_SIZE // step, start=max(1, present // step))
         if is_as_large(count(number), target):
             return number * step

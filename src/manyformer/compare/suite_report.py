@@ -78,13 +78,12 @@ class CaseCosts:
 
 def state_bytes_at(recipe: str, keywords: Mapping[str, Any], length: int) -> int | None:
     """The bytes of a model's state after `length` tokens; None if it has none or cannot have that length."""
-    parameters = get_recipe(recipe).signature.parameters
-    if "max_length" in parameters:
-        longer = {"max_length": length}
-    else:
-        longer = {}
+    keywords = dict(keywords)
+    if "max_length" in get_recipe(recipe).signature.parameters:
+        # a table of positions is made as long as needed: it is no part of the state
+        keywords["max_length"] = length
     try:
-        return state_bytes_after(build_on_meta(recipe, {**keywords, **longer}), length)
+        return state_bytes_after(build_on_meta(recipe, keywords), length)
     except ValueError:
         return None
 
@@ -140,6 +139,7 @@ class TaskResult:
         best = self.best_case(cases, column)
         seeds = 0
         if best is not None:
+            # with one seed nothing can be tested, which is no news about a case
             seeds = len(self.results[column].values(best, self.score))
         return [case for case, p_value in tests.items() if p_value is None and seeds > 1]
 
@@ -151,7 +151,10 @@ class TaskResult:
         reference = self.results[column].values(best, self.score)
         values = {case: self.results[column].values(case, self.score) for case in cases if case != best}
         return {
-            case: paired_t_test(reference, scores) for case, scores in values.items() if len(scores) == len(reference)
+            # only cases with all seeds: pairs are scores of the same seed
+            case: paired_t_test(reference, scores)
+            for case, scores in values.items()
+            if len(scores) == len(reference)
         }
 
 
@@ -265,6 +268,7 @@ class SuiteResult:
         tasks = [task for task in self.tasks if column in task.results]
         rows = [[case, *(self._cell(task, column, case) for task in tasks)] for case in self.cases]
         floors = dict.fromkeys(name for task in tasks for name in task.floors)
+        # floors stand in the table itself, because a score says little without what chance reaches
         rows += [[f"floor: {name}", *(_number(task.floors.get(name)) for task in tasks)] for name in floors]
         title = f"{self.suite.file.score[0].replace('_', ' ').capitalize()} at {column}"
         return Table(title, ["case", *(task.task.name for task in tasks)], rows)
@@ -327,6 +331,7 @@ def _number(value: float | None) -> str:
 def write_suite(result: SuiteResult, folder: Path) -> SuiteResult:
     """Write table.md, results.json and the figures, and return the result with their paths."""
     make_folder(folder)
+    # before the table, which links only the figures that were drawn
     figures = {figure.name: draw_scatter(result, figure, folder / figure.name) for figure in SCATTER_FIGURES}
     figures["length.png"] = draw_lengths(result, folder / "length.png")
     drawn = [folder / name for name, is_drawn in figures.items() if is_drawn]
@@ -346,11 +351,9 @@ class ScatterFigure(NamedTuple):
 
 def _state_bytes(result: SuiteResult, task: TaskResult, case: str) -> float | None:
     """The bytes of the state at the greatest length of the costs."""
-    costs = result.costs.get(case)
-    if costs is None:
-        states = []
-    else:
-        states = [cost.state_bytes for cost in costs.lengths if cost.state_bytes]
+    if case not in result.costs:
+        return None
+    states = [cost.state_bytes for cost in result.costs[case].lengths if cost.state_bytes]
     if states:
         return states[-1]
     return None
@@ -385,6 +388,7 @@ def draw_scatter(result: SuiteResult, figure: ScatterFigure, path: Path) -> bool
         for index, case in enumerate(result.cases):
             if (task.task.name, case) in points:
                 cost, values = points[task.task.name, case]
+                # bars to the lowest and highest seed, as in the table
                 mean = math.fsum(values) / len(values)
                 errors = [[mean - min(values)], [max(values) - mean]]
                 axis.errorbar([cost], [mean], yerr=errors, label=case, ls="", capsize=2, **_marker(index))
@@ -426,11 +430,12 @@ def _draw_panels(
     columns = min(MAX_COLUMNS, len(tasks))
     rows = math.ceil(len(tasks) / columns)
     figure, axes = panels(rows, columns, (PANEL_INCHES[0] * 0.8, PANEL_INCHES[1] * 0.95))
-    labelled: dict[str, Any] = {}
+    labeled: dict[str, Any] = {}
     for axis, task in zip(axes, tasks):
         plot(axis, task)
         handles, labels = axis.get_legend_handles_labels()
-        labelled |= dict(zip(map(str, labels), handles))
+        # a case may be missing in one panel and stand in another; the legend names each once
+        labeled |= dict(zip(map(str, labels), handles))
         for name, floor in task.task.file.floors.items():
             axis.axhline(floor, color="#888888", lw=0.8, ls=":")
             axis.annotate(
@@ -445,12 +450,13 @@ def _draw_panels(
         axis.set_ylabel(score_label(task.score), fontsize="small")
     for axis in axes[len(tasks) :]:
         axis.set_visible(False)
-    order = [case for case in result.cases if case in labelled]
+    order = [case for case in result.cases if case in labeled]
     width, height = figure.get_size_inches()
+    # beside the panels, as many columns as its rows need: dozens of cases fit below no figure
     legend_columns = math.ceil(len(order) / max(int(height / LEGEND_INCHES[1]), 1))
     figure.set_size_inches(width + LEGEND_INCHES[0] * legend_columns, height)
     figure.legend(
-        [labelled[case] for case in order],
+        [labeled[case] for case in order],
         order,
         loc="outside right upper",
         ncols=legend_columns,

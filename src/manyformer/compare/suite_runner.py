@@ -98,6 +98,7 @@ def read_suite(target: str | Path, overrides: Sequence[str] = (), chosen: Sequen
         f"case {case.name}: a suite needs limits.steps as its only limit (task {task.name})"
         for task in tasks
         for case in task.comparison.cases
+        # budgets multiply steps, and other limits would end a training before them
         if [name for name, limit in case.run.limits if limit is not None] != ["steps"]
     ]
     if errors:
@@ -165,6 +166,7 @@ class SuiteRunner:
 
     def _with_budget(self, runner: ComparisonRunner, budget: BudgetName, timings: CaseTimings) -> ComparisonRunner:
         """The runner of the same comparison with the steps of another budget."""
+        # a plan is made before trials are trained: the first stands for the best
         best = {case.name: runner.best_trial(case) or 0 for case in runner.comparison.cases}
         comparison = with_budget(runner.comparison, budget, self.suite.file.reference, timings, best)
         return self._runner(comparison)
@@ -172,11 +174,13 @@ class SuiteRunner:
     def run(self, pool: WorkerPool | None) -> SuiteResult:
         """Carry out all trainings that fit into the hours, and measure the costs."""
         started = time.monotonic()
+        # before training: data that cannot be guessed at is found within seconds
         guesses = [comparison_guesses(task.comparison) for task in self.suite.tasks]
         plan, timings = self.plan(pool)
         self.log(plan.summary_line)
         may_begin = self._deadline(plan)
         meter = ProgressMeter(plan.trainings, self.on_progress, self.log)
+        # equal steps first, because they decide the best trials that other budgets train
         run_jobs(self.first_runners, meter, pool, may_begin)
         budgets = self.budget_runners(timings)
         budgeted = list(chain.from_iterable(budgets.values()))
@@ -218,6 +222,7 @@ def measure_case_costs(
     """The costs of the model of each run at each length, by the names of the cases; those in the store are reused."""
     costs: dict[str, CaseCosts] = {}
     for name, run in runs.items() if lengths else ():
+        # another machine or version measures again, which scores need not
         key = content_hash([run.recipe, run.model, list(lengths), describe_machine(1)])
         if key not in store.entries:
             on_progress(f"measuring the costs of {name}")
@@ -231,6 +236,7 @@ def _measure_costs(key: str, name: str, run: RunConfig, lengths: Sequence[int]) 
     report = bench(
         [candidate],
         lengths,
+        # decoding is described by its state, which follows from the model
         what=("forward", "step"),
         against=None,
         rounds=COST_ROUNDS,
@@ -241,11 +247,11 @@ def _measure_costs(key: str, name: str, run: RunConfig, lengths: Sequence[int]) 
     costs = tuple(
         LengthCost(
             length,
-            cells["forward", length].seconds,
-            cells["step", length].seconds,
-            cells["step", length].memory,
-            cells["forward", length].flops,
-            state_bytes_at(run.recipe, run.model, length),
+            forward_seconds=cells["forward", length].seconds,
+            step_seconds=cells["step", length].seconds,
+            step_memory=cells["step", length].memory,
+            flops=cells["forward", length].flops,
+            state_bytes=state_bytes_at(run.recipe, run.model, length),
         )
         for length in sorted(set(lengths))
     )

@@ -128,6 +128,7 @@ class TrainingTask:
         try:
             record = MeasurementRecord.read(file)
         except DamagedFile as damage:
+            # the model is still there, so that only the scoring is repeated
             raise DamagedFile(f"{damage}; remove it, and the trained model is measured again") from None
         if record.key == self.key and self.is_answered_by(record.measurement):
             return record.measurement
@@ -148,31 +149,40 @@ class TrainingTask:
         trained_folder = Path(self.trained.out)
         selection = None
         try:
+            # a case with the weights of another is only scored
             if self.trains:
                 train(self.run, on_event=on_event)
             scorer = Rescorer(trained_folder, self.trained, self.scores, self.split)
             results = list(self._score(scorer, report))
+            # of the model as it was trained: a point of the sweep may have other keywords
             parameters = count_parameters(scorer.model)
             if self.selects:
-                selection = Rescorer(trained_folder, self.trained, self.scores[:1], "valid")(self.run).scores[
-                    self.scores[0]
-                ]
+                main_score = self.scores[0]
+                validation = Rescorer(trained_folder, self.trained, [main_score], "valid")
+                selection = validation(self.run).scores[main_score]
         except TrainingDiverged as error:
             # a divergence is a result too: dashes with the reason
             no_scores = dict.fromkeys(self.scores)
             reason = f"seed {self.run.seed}: {error}"
             results = [RescoreResult(no_scores, reason)] * len(self.points)
             parameters = None
-        scores = tuple(result.scores for result in results)
-        reasons = tuple(result.reason for result in results)
         rows = list(read_rows(trained_folder / "metrics.jsonl"))
         last = rows[-1] if rows else {"step": 0, "tokens": 0}
+        # minutes of a case that shares weights would be counted twice in the total
         minutes = None
         if rows and self.trains:
             minutes = last["seconds"] / 60
-        effort = minutes, last["step"], last["tokens"]
         measurement = CaseMeasurement(
-            self.case, self.run.seed, scores, reasons, *effort, parameters, self.trial, selection
+            case=self.case,
+            seed=self.run.seed,
+            scores=tuple(result.scores for result in results),
+            reasons=tuple(result.reason for result in results),
+            minutes=minutes,
+            steps=last["step"],
+            tokens=last["tokens"],
+            parameters=parameters,
+            trial=self.trial,
+            selection=selection,
         )
         MeasurementRecord(key=self.key, measurement=measurement).write(self.folder / MEASUREMENT_FILE)
         return measurement
@@ -192,6 +202,7 @@ class StepCost(NamedTuple):
 
 def measure_steps(runs: Mapping[str, tuple[RunConfig, Path]], rounds: int = ROUNDS) -> dict[str, StepCost]:
     """Measure a training step of each run on a batch of its data; the path is the run's folder."""
+    # all are built before the first is timed, because they take turns
     jobs = {name: step_of_run(run, folder) for name, (run, folder) in runs.items()}
     device = next(iter(jobs.values())).engine.device
     for job in jobs.values():
@@ -205,6 +216,7 @@ def run_settings(run: RunConfig) -> dict[str, Any]:
     """The settings that affect a measurement, without those that have their defaults.
 
     A setting that is added later, whose default changes nothing, leaves measurements valid."""
+    # what selects a section's class has a default too, but decides what the other defaults are
     kinds = {"data": run.data.model_dump(include={"kind", "rule"})}
     kinds |= {"optim": {"name": run.optim.name}, "schedule": {"name": run.schedule.name}}
     settings = run.model_dump(mode="json", exclude=IGNORED_SECTIONS, exclude_defaults=True)
@@ -214,12 +226,14 @@ def run_settings(run: RunConfig) -> dict[str, Any]:
 def training_hash(case: ComparisonCase, run: RunConfig) -> str:
     """A hash of the run with the name of the case whose weights it starts from, instead of that case's folder."""
     origin = case.init_from_case
+    # a folder's path would make a measurement invalid on every other machine
     return content_hash(run_settings(run if origin is None else with_source(run, run.init_from, origin)))
 
 
 def with_source(run: RunConfig, old: str | None, new: str) -> RunConfig:
     """The run with `new` as `init_from`, and as `data.tokenizer_of` where that was `old` as well."""
     data = run.data
+    # a tokenizer that comes from the same run moves with it
     if isinstance(data, EncodedTextData) and data.tokenizer_of == old:
         data = data.model_copy(update={"tokenizer_of": new})
     return run.model_copy(update={"init_from": new, "data": data})

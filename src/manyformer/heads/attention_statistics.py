@@ -81,25 +81,28 @@ class AttentionStatistics:
 
     def add(self, sentence: SentenceWeights) -> None:
         """Add the weights of a sentence."""
-        weights, queries, keys, visible, key_counts = sentence
+        weights = sentence.weights
         if not weights.size:
             return
         peaks = weights.max(-1)
         attended = weights.argmax(-1)
-        self.tokens += len(queries)
+        self.tokens += len(sentence.queries)
         self.sentences += 1
+        # sums in float64: float32 loses single tokens after some millions
         self._peaks += peaks.sum(1, dtype=np.float64)
         self._spectra += _spectrum_shares(weights)
-        self._add_offsets(keys[attended] - queries, peaks > 0)
-        differences = keys[None] - queries[:, None]
+        self._add_offsets(sentence.keys[attended] - sentence.queries, peaks > 0)
+        differences = sentence.keys[None] - sentence.queries[:, None]
+        # counted over all pairs, because at the ends of a sentence an offset has no token
         in_reach = np.abs(differences) <= MAX_OFFSET
         self._offset_queries += np.bincount(differences[in_reach] + MAX_OFFSET, minlength=2 * MAX_OFFSET + 1)
-        if key_counts is not None:
-            self._add_rare(attended, peaks > 0, visible, key_counts)
+        if sentence.key_counts is not None:
+            self._add_rare(attended, peaks > 0, sentence.visible, sentence.key_counts)
 
     def _add_offsets(self, offsets: NDArray[np.int64], attends: NDArray[np.bool_]) -> None:
         counted = attends & (np.abs(offsets) <= MAX_OFFSET)
         head_numbers = np.broadcast_to(np.arange(self.heads)[:, None], offsets.shape)[counted]
+        # `add.at`, because += on an index adds a repeated pair of head and offset only once
         np.add.at(self._offset_hits, (head_numbers, offsets[counted] + MAX_OFFSET), 1)
 
     def _add_rare(
@@ -110,6 +113,7 @@ class AttentionStatistics:
         key_counts: NDArray[np.int64],
     ) -> None:
         """Ties between equally frequent tokens all count, for the heads as for chance."""
+        # invisible tokens sort to the end
         visible_counts = np.where(visible, key_counts[None].astype(np.float64), np.inf)
         ascending = np.sort(visible_counts, axis=1)
         has_key = np.isfinite(ascending[:, 0])
@@ -160,6 +164,7 @@ def _spectrum_shares(weights: Float[NDArray[np.float32], "h l s"]) -> Float[NDAr
 
     A quarter is 128 of 512 tokens, as in figure 1 of the paper."""
     values = np.linalg.svd(weights.astype(np.float64), compute_uv=False)
+    # rounded up, so that a sentence of fewer than four tokens has a quarter too
     largest = values[:, : -(-values.shape[1] // 4)].sum(1)
     shares: NDArray[np.float64] = largest / np.maximum(values.sum(1), np.finfo(np.float64).tiny)
     return shares
@@ -198,6 +203,7 @@ def word_weights(
 
     Every word needs a token, and the first word begins at token 0."""
     lengths = np.diff([*first_tokens, weights.shape[1]]).astype(np.float32)
+    # attention to a word is attention to any of its tokens; a word attends as its tokens do on average
     columns = np.add.reduceat(weights, first_tokens, axis=2)
     sums: NDArray[np.float32] = np.add.reduceat(columns, first_tokens, axis=1)
     return np.divide(sums, lengths[:, None], dtype=np.float32)
@@ -224,6 +230,7 @@ class SyntaxStatistics:
         for dependent, (relation, head) in enumerate(zip(tree.relations, tree.heads)):
             if head == 0 or dependent not in places or head - 1 not in places:
                 continue
+            # heads count from 1, because 0 stands for the root
             edge = (places[dependent], places[head - 1])
             for direction, (word, other_word) in zip(DIRECTIONS, (edge, edge[::-1])):
                 hits = self._hits.setdefault((relation, direction), np.zeros(self.heads, np.int64))
@@ -235,8 +242,11 @@ class SyntaxStatistics:
         by_head: list[list[SyntacticScore]] = [[] for _ in range(self.heads)]
         for (relation, direction), hits in self._hits.items():
             offsets = self._offsets[relation, direction]
+            # every edge was counted at one offset, so that the total is the number of edges
             if (edges := offsets.total()) < min_edges:
                 continue
+            # of equally frequent offsets the nearest one, and then the right one: the result is the same on every
+            # machine
             offset, count = max(offsets.items(), key=lambda item: (item[1], -abs(item[0]), item[0]))
             for scores, hit_count in zip(by_head, hits.tolist(), strict=True):
                 score = SyntacticScore(relation, direction, hit_count / edges, count / edges, offset, edges)

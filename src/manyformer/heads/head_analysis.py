@@ -84,7 +84,8 @@ class HeadAnalysis:
         self._task = task_of(model)
         self._attention: dict[str, AttentionStatistics] = {}
         self._syntax: dict[str, SyntaxStatistics] = {}
-        self.sentences = self.trees = 0
+        self.sentences = 0
+        self.trees = 0
 
     def read(self, text: EncodedText) -> None:
         """Add a sentence, with its target if the task has a source."""
@@ -101,6 +102,8 @@ class HeadAnalysis:
         with torch.no_grad(), eval_mode(self._model):
             text_pass = self._task.text_passes(self._model, text)[0]
             for attention in pass_maps(self._model, text_pass):
+                # trees are those of the text alone, so that the pass over it is the first and special tokens are cut
+                # off
                 columns = _text_columns(text_pass.tokens, text)
                 statistics = self._syntax.setdefault(attention.part, SyntaxStatistics(len(attention.weights)))
                 statistics.add(attention.weights.numpy()[:, columns, columns], tree)
@@ -112,6 +115,7 @@ class HeadAnalysis:
             raise UserError(f"no part of {name} has weights for pairs of tokens, so it has no heads to analyse")
         reports: list[HeadReport] = []
         for part, statistics in self._attention.items():
+            # cross-attention has no trees: its queries and keys are other sentences
             no_scores: list[list[SyntacticScore]] = [[] for _ in range(statistics.heads)]
             if part in self._syntax:
                 syntax = self._syntax[part].scores()
@@ -122,39 +126,34 @@ class HeadAnalysis:
                 HeadReport(part, head, confidence, spectrum, offset, rare, tuple(scores), ())
                 for head, (confidence, spectrum, offset, rare, scores) in enumerate(zip(*measures, syntax))
             ]
+            # one head of a layer is called rare at most, however many exceed chance
             highest = max((row.rare.least for row in rows if row.rare is not None), default=None)
             reports += [row._replace(labels=_labels(row, highest)) for row in rows]
         return reports
 
     def _sentence_weights(self, attention: AttentionMap, text_pass: TextPass, text: EncodedText) -> SentenceWeights:
-        is_cross = attention.is_cross_attention
-        frequencies = self._frequencies
         has_source = bool(text_pass.source_tokens)
+        is_cross = attention.is_cross_attention
         if is_cross:
             key_tokens = text_pass.source_tokens
-        else:
-            key_tokens = text_pass.tokens
-        if has_source and text.answer is not None:
-            query_text = text.answer
-        else:
-            query_text = text
-        keys = _ordinary_columns(key_tokens, text if is_cross else query_text)
-        # in cross-attention each step of the decoder predicts a token, the first one from the start token
-        if is_cross:
+            keys = _ordinary_columns(key_tokens, text)
+            # each step of the decoder predicts a token, the first one from the start token
             queries = np.arange(len(text_pass.tokens))
         else:
+            key_tokens = text_pass.tokens
+            # a pass beside a source is that over the target, whose special tokens may have other ids
+            keys = _ordinary_columns(key_tokens, (text.answer if has_source else None) or text)
             queries = keys
         weights = attention.weights.numpy()
         visible = np.ones((len(queries), len(keys)), np.bool_)
+        # causal attention is recognized by its weights; for chance only visible keys count
         if not is_cross and not np.triu(weights, 1).any():
             visible &= keys[None] <= queries[:, None]
         counts = None
-        if frequencies is not None:
+        if self._frequencies is not None:
+            table = self._frequencies.text
             if has_source and not is_cross:
-                table = frequencies.answer
-            else:
-                table = frequencies.text
-            counts = None
+                table = self._frequencies.answer
             if table is not None:
                 counts = table[np.array(key_tokens)[keys]]
         return SentenceWeights(weights[:, queries][:, :, keys], queries, keys, visible, counts)
@@ -207,7 +206,7 @@ def write_head_labels(reports: Sequence[HeadReport], folder: Path) -> Path:
 
 
 def read_head_labels(folder: Path) -> dict[str, tuple[str, ...]] | None:
-    """The labels of the heads of each part of a run's model; None if its heads were not analysed.
+    """The labels of the heads of each part of a run's model; None if its heads were not analyzed.
 
     Raises DamagedFile, and UserError for a file of another format."""
     path = folder / HEAD_LABELS_FILE
@@ -251,6 +250,7 @@ def head_grids(values: Mapping[str, Sequence[float]], texts: Mapping[str, Sequen
 
 def grid_rows(grid: HeadGrid) -> list[tuple[str, ...]]:
     """A row of a table for each layer: its name, and value and text of each head."""
+    # layers may have lost heads by pruning, and rows of a table are equally long
     width = max(map(len, grid.values))
     decimals = _decimals(value for row in grid.values for value in row)
     rows = []
@@ -276,6 +276,7 @@ def draw_grids(grids: Mapping[str, Sequence[HeadGrid]], path: str | Path) -> Non
     for column, (measure, measure_grids) in enumerate(grids.items()):
         measure_axes = axes[column :: len(grids)]
         values = [value for grid in measure_grids for row in grid.values for value in row]
+        # one scale for all kinds of attention, so that their colors can be compared
         scale = (min(0.0, *values), max(values, default=0.0) or 1.0)
         for axis, grid in zip(measure_axes, measure_grids):
             _draw_grid(axis, grid, columns, scale, _decimals(values))
@@ -288,6 +289,7 @@ def draw_grids(grids: Mapping[str, Sequence[HeadGrid]], path: str | Path) -> Non
 
 
 def _draw_grid(axis: Any, grid: HeadGrid, columns: int, scale: tuple[float, float], decimals: int) -> None:
+    # cells of NaN stay white
     padded = [[*row, *[math.nan] * (columns - len(row))] for row in grid.values]
     smallest, largest = scale
     axis.imshow(padded, cmap="Blues", vmin=smallest, vmax=largest, aspect="auto")

@@ -22,7 +22,7 @@ QUADRATURE_POINTS = 4
 """Points of an interval at which integrated gradients are computed."""
 
 COMPLETENESS_TOLERANCE = 1e-3
-"""The difference between the sum of integrated gradients and the change of the output, unless another is asked for."""
+"""The difference between the sum of integrated gradients and the change of the output, unless another is given."""
 
 MAX_INTERVALS = 128
 
@@ -42,8 +42,10 @@ def head_importance(model: Model, batches: Iterable[Batch], *, rows_continue: bo
         for batch in batches:
             batch = to_device(batch, model.device)
             row_count = len(batch[0])
+            # a gate for each row, whose gradients stay apart until their absolute values are added
             gates = {name: nn.Parameter(torch.ones(row_count, heads)) for name, heads in layers.items()}
             with gated_heads(model, gates):
+                # the sum over targets, not the mean: long rows count as much as their tokens
                 loss = model.loss(batch, state=carried.state_for(batch))
                 torch.autograd.backward(loss.total)
             carried.update(loss)
@@ -66,6 +68,7 @@ def ablate_heads(model: Model, score: Callable[[], float], *, on_head: Callable[
     `score` computes a score of the model under the current gates; `on_head` is called after each head. Raises UserError
     for a model without heads."""
     layers = _layers(model)
+    # once for all heads: the score may take minutes
     reference = score()
     changes: HeadValues = {}
     for name, heads in layers.items():
@@ -116,15 +119,17 @@ def integrated_gate_gradients(
                 if gate.grad is not None:
                     totals[name] += quadrature_weight * (end - begin) / 2 * gate.grad.cpu().double()
             model.zero_grad(set_to_none=True)
+        # completeness: the integrals of all heads add up to the change of the output between the ends
         total = sum(float(part.sum()) for part in totals.values())
         return _Interval(abs(total - (output_at(end) - output_at(begin))), begin, end, totals)
 
     with eval_mode(model), torch.enable_grad():
         intervals = [integrate(0.0, 1.0)]
         while sum(interval.error for interval in intervals) > tolerance and len(intervals) < MAX_INTERVALS:
-            _, begin, end, _ = worst = max(intervals, key=lambda interval: interval.error)
+            worst = max(intervals, key=lambda interval: interval.error)
+            middle = (worst.begin + worst.end) / 2
             intervals = [interval for interval in intervals if interval is not worst]
-            intervals += [integrate(begin, (begin + end) / 2), integrate((begin + end) / 2, end)]
+            intervals += [integrate(worst.begin, middle), integrate(middle, worst.end)]
     return {name: sum((part.totals[name] for part in intervals), torch.zeros(heads)) for name, heads in layers.items()}
 
 

@@ -69,6 +69,7 @@ def attention_properties(model: Model, inputs: Inputs, *, seed: int = 0) -> list
 
     Computed in float64 on a copy of the model, in evaluation mode and without a state; of a layer that is applied
     several times, the first time. `seed` draws directions and permutations. Layers without a kernel are left out."""
+    # rounding of float32 would hide a small excess over the hull, or look like one
     model, inputs = _in_float64(model, inputs)
     layers = {part_name(name): layer for name, layer in named_attention(model).items()}
     with torch.no_grad(), eval_mode(model):
@@ -82,7 +83,8 @@ def permutation_change(model: Model, inputs: Inputs, *, seed: int = 0) -> float:
 
     0 for a model without positions and masks. The tokens of a row with one prediction, such as a class, are permuted
     alone: pooling makes an equivariant model invariant. In float64; a source stays in order."""
-    (model, inputs), task = _in_float64(model, inputs), task_of(model)
+    task = task_of(model)
+    model, inputs = _in_float64(model, inputs)
     order = torch.randperm(inputs.tokens.shape[1], generator=torch.Generator().manual_seed(seed))
     with torch.no_grad(), eval_mode(model):
         logits = task.call(model, inputs).logits
@@ -145,6 +147,7 @@ def _recorded_calls(layers: Mapping[str, Attention]) -> Iterator[dict[str, _Reco
         for name, layer in layers.items():
 
             def record(module: nn.Module, args: tuple[Any, ...], output: Any, name: str = name) -> None:
+                # a layer that is applied several times is measured at its first call
                 calls.setdefault(name, _RecordedCall(args[0], output.y))
 
             hooks.enter_context(layer.kernel.register_forward_hook(record))
@@ -159,11 +162,13 @@ def convex_hull_excess(
     In a direction u no convex combination y exceeds the largest u.v, of the values up to the query if `causal`. The
     largest excess over all queries and directions, divided by the largest |u.v|: 0 up to rounding where the outputs are
     weighted means of the values."""
+    # values may carry channels for the kernel alone behind those of the outputs
     v = v[..., : y.shape[-1]].repeat_interleave(y.shape[1] // v.shape[1], dim=1)
     directions = torch.randn(y.shape[-1], DIRECTIONS, generator=generator, dtype=torch.float64).to(y)
     values = v @ directions
     outputs = y @ directions
     if causal:
+        # a causal query may only combine the values up to its own
         largest = values.cummax(2).values
     else:
         largest = values.amax(2, keepdim=True)
@@ -183,6 +188,7 @@ def weights_are_convex(kernel: Kernel, call: KernelCall, y: Float[Tensor, "b h l
             reported.append(value)
 
     kernel(call._replace(watch=watch))
+    # weights of slots that mix tokens say nothing of single values
     if not reported or any(part.mixes_keys for part in named_kernels(kernel).values()):
         return None
     weights = reported[-1]

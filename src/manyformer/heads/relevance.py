@@ -51,8 +51,10 @@ def head_relevance(model: Model, inputs: Inputs) -> dict[str, Float[Tensor, "t h
         rows = logits.reshape(-1, logits.shape[-1])
         best = rows.argmax(-1)
         parts: dict[str, list[Tensor]] = {name: [] for name in merged}
+        # all relevance on the tape has an axis of targets: a few at a time bound its memory
         for targets in torch.split(torch.arange(len(rows), device=logits.device), TARGETS_PER_PASS):
             relevance = logits.new_zeros(len(targets), *rows.shape)
+            # all relevance of a prediction starts at its largest logit
             relevance[torch.arange(len(targets)), targets, best[targets]] = 1
             relevances = tape.propagate(logits, relevance.view(len(targets), *logits.shape))
             for name, tensors in merged.items():
@@ -81,6 +83,7 @@ def _recorded_heads(layers: dict[str, MultiHeadLayer]) -> Iterator[dict[str, lis
     merged: dict[str, list[Tensor]] = {name: [] for name in layers}
     with ExitStack() as hooks:
         for name, layer in layers.items():
+            # its input is where the heads stand side by side, still apart from each other
             projection = getattr(layer, "out_proj", None)
             if not isinstance(projection, nn.Linear):
                 raise UserError(f"relevance needs an output projection after the heads, which {name} does not have")
@@ -123,6 +126,7 @@ def recorded_kernels(model: nn.Module, tape: RelevanceTape) -> Iterator[None]:
     for name, kernel in kernels.items():
 
         def record(call: KernelCall, name: str = name, kernel: Kernel = kernel) -> LayerOutput:
+            # plain softmax is recorded by the tape itself, whose rule for it needs no Jacobian
             if isinstance(kernel, SoftmaxKernel) and not call.position.required_seams() & {"score", "value"}:
                 return type(kernel).forward(kernel, call)
             if any(part.content_based for part in named_kernels(kernel).values()):
@@ -138,6 +142,7 @@ def recorded_kernels(model: nn.Module, tape: RelevanceTape) -> Iterator[None]:
                 tape.record(inputs, (output.y,), lambda parts: _relevance_of(inputs, kernel, call, parts[0]))
             return output
 
+        # on the instance: hooks could not replace what the tape records inside of the kernel
         kernel.forward = record  # type: ignore[method-assign]
     try:
         yield
@@ -165,6 +170,7 @@ def _recorded_rotation(
 ) -> Tensor:
     with tape.paused():
         y = rotate(x, positions)
+        # the rotation of each unit vector is a column of its matrix
         basis = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
         columns = [rotate(row.expand(len(x), 1, *x.shape[2:]).clone(), positions) for row in basis]
         jacobian = torch.stack(columns, -1).expand(*x.shape, -1)
@@ -196,11 +202,13 @@ def kernel_relevance(
     Heads do not depend on each other, so that one backward pass serves all of them, and copies of the row several
     outputs at a time. Keys that heads share get the sum of what they get from each."""
     groups = call.q.shape[1] // call.k.shape[1]
+    # one copy of the keys for each query head, so that no head receives the relevance of another
     inputs = [call.q[0], *(x[0].repeat_interleave(groups, dim=0) for x in (call.k, call.v))]
     heads, length, width = relevance.shape[2:]
     run = partial(_run, kernel, call)
     count = sum(x[0].numel() for x in inputs)
     with torch.no_grad():
+        # the outputs at zero are shared evenly by all inputs, as in the rule for linear maps
         offset = run([torch.zeros_like(x)[None] for x in inputs])[0].flatten(1) / count
     flat = relevance.flatten(3)[:, 0]
     totals = [relevance.new_zeros(len(relevance), *x.shape) for x in inputs]
@@ -209,7 +217,8 @@ def kernel_relevance(
         impacts = torch.cat([part.flatten(2) for part in _impacts(run, inputs, outputs, width)], dim=2)
         impacts += offset[:, outputs].T[..., None]
         received = flat[:, :, outputs].permute(1, 0, 2)  # h t c
-        above, below = impacts.clamp(min=0).transpose(0, 1), impacts.clamp(max=0).transpose(0, 1)  # h c n
+        above = impacts.clamp(min=0).transpose(0, 1)  # h c n
+        below = impacts.clamp(max=0).transpose(0, 1)
         shares = (received / (above.sum(-1)[:, None] + EPSILON)) @ above
         shares += (received / (below.sum(-1)[:, None] - EPSILON)) @ below
         for total, part in zip(totals, torch.split(shares.transpose(0, 1), [x[0].numel() for x in inputs], dim=-1)):
@@ -230,6 +239,7 @@ def _impacts(run: partial[Tensor], inputs: list[Tensor], outputs: Tensor, width:
     """The Jacobian rows (c, h, *input) of these outputs, by number in (l f), times the inputs."""
     with torch.enable_grad():
         copies = [x.expand(len(outputs), *x.shape).clone().requires_grad_() for x in inputs]
+        # a copy of the row for each explained output: one backward pass serves all of them
         y = run(copies)
         selected = y[torch.arange(len(outputs)), :, outputs // width, outputs % width].sum()
         gradients = torch.autograd.grad(selected, copies, allow_unused=True)

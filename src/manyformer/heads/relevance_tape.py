@@ -54,6 +54,7 @@ def rescaled(relevances: list[Tensor], reference: Tensor, sample_dims: int) -> l
 
     The last `sample_dims` axes are those within a sample; the relevance of a sample that has none stays zero."""
     axes = tuple(range(-sample_dims, 0))
+    # rules lose or create relevance; here each sample gets back exactly what it received
     total = sum(relevance.abs().sum(axes, keepdim=True) for relevance in relevances)
     assert isinstance(total, Tensor)
     scale = reference.abs().sum(axes, keepdim=True) / total.clamp(min=torch.finfo(total.dtype).tiny)
@@ -78,6 +79,7 @@ def linear_relevance(
     offsets = None
     if offset is not None:
         offsets = offset.expand(*x.shape[:-1], -1).reshape(-1, offset.shape[-1])
+    # of a vocabulary only one logit of a prediction has relevance
     active_outputs = flat.ne(0).flatten(0, 1).any(0).nonzero()[:, 0]
     active_tokens = flat.ne(0).any(-1).any(0).nonzero()[:, 0]
     result = relevance.new_zeros(*flat.shape[:2], inputs.shape[-1])
@@ -157,6 +159,7 @@ def _query_relevance(
     """The unscaled relevance that comes from these queries alone."""
     scores = q @ k.mT * scale
     weights = (scores if bias is None else scores + bias).softmax(-1).nan_to_num(0.0)
+    # the derivative of a softmax-weighted mean by a score is the weight times this
     deviations = v[:, :, None] - (weights @ v)[:, :, :, None]
     # a (v - y), split by sign: (b h l s f)
     effects = weights[..., None] * deviations
@@ -213,6 +216,7 @@ class RelevanceTape(TorchFunctionMode):
 
     def track(self, tensor: Tensor) -> None:
         """Record operations on `tensor`, and on what is computed from it."""
+        # the tensor is kept, so that its id is not given to another one
         self._tracked[id(tensor)] = tensor
 
     def is_tracked(self, tensor: Tensor) -> bool:
@@ -241,6 +245,7 @@ class RelevanceTape(TorchFunctionMode):
             return result
         inputs = tuple(x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor) and id(x) in self._tracked)
         outputs = tuple(x for x in tree_leaves(result) if isinstance(x, Tensor) and x.is_floating_point())
+        # calls that return their argument, such as `contiguous`, move nothing
         if inputs and outputs and outputs[0] is not inputs[0] and _operation_name(func) not in CREATIONS:
             self.record(inputs, outputs, _rule(func, args, kwargs, inputs, outputs[0]))
         return result
@@ -249,11 +254,12 @@ class RelevanceTape(TorchFunctionMode):
     def propagate(self, output: Tensor, relevance: Tensor) -> dict[int, Tensor]:
         """Move the relevance (t, *shape) of `output` back; that of all tracked tensors, by the id of the tensor."""
         relevances = {id(output): relevance}
-        for inputs, outputs, propagate in reversed(self._operations):
-            if not any(id(x) in relevances for x in outputs):
+        for operation in reversed(self._operations):
+            if not any(id(x) in relevances for x in operation.outputs):
                 continue
-            received = [relevances.get(id(x), x.new_zeros(len(relevance), *x.shape)) for x in outputs]
-            for x, part in zip(inputs, propagate(received), strict=True):
+            # outputs that nobody used have no relevance
+            received = [relevances.get(id(x), x.new_zeros(len(relevance), *x.shape)) for x in operation.outputs]
+            for x, part in zip(operation.inputs, operation.propagate(received), strict=True):
                 # streams of reversible layers are wider than their branches
                 if id(x) in relevances:
                     relevances[id(x)] = relevances[id(x)] + part
@@ -268,8 +274,10 @@ def _rule(
     """The rule of an operation. Raises UserError if it has none."""
     name = _operation_name(func)
     if name == "linear" and len(inputs) == 1:
-        weight, offset = [*args[1:], None][:2] if len(args) > 1 else (kwargs["weight"], kwargs.get("bias"))
-        offset = kwargs.get("bias", offset)
+        # each argument by position or by name
+        arguments = dict(zip(("input", "weight", "bias"), args)) | kwargs
+        weight = arguments["weight"]
+        offset = arguments.get("bias")
         return lambda relevances: [linear_relevance(relevances[0], inputs[0], weight, offset)]
     if name in NORMS:
         return _norm_rule(func, args, kwargs)
@@ -361,23 +369,24 @@ def _product_rule(name: str, result: Tensor, inputs: tuple[Tensor, ...]) -> Prop
 
 
 def _attention_rule(args: Sequence[Any], kwargs: dict[str, Any], inputs: tuple[Tensor, ...]) -> Propagate:
-    q, k, v, *rest = args
-    mask = kwargs.get("attn_mask", rest[0] if rest else None)
-    bias = mask
-    if mask is not None and mask.dtype == torch.bool:
-        bias = q.new_zeros(mask.shape).masked_fill(~mask, -torch.inf)
-    if kwargs.get("is_causal"):
+    arguments = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args)) | kwargs
+    q = arguments["query"]
+    k = arguments["key"]
+    v = arguments["value"]
+    bias = arguments.get("attn_mask")
+    if bias is not None and bias.dtype == torch.bool:
+        bias = q.new_zeros(bias.shape).masked_fill(~bias, -torch.inf)
+    if arguments.get("is_causal"):
         bias = q.new_full((1, 1, q.shape[2], k.shape[2]), -torch.inf).triu(1)
-    scale = kwargs.get("scale")
+    scale = arguments.get("scale")
+    if scale is None:
+        scale = 1 / math.sqrt(q.shape[-1])
     groups = q.shape[1] // k.shape[1]
 
     def propagate(relevances: Sequence[Tensor]) -> list[Tensor]:
+        # heads that share keys and values each give them relevance, which is added up
         keys, values = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        if scale is None:
-            used_scale = 1 / math.sqrt(q.shape[-1])
-        else:
-            used_scale = scale
-        q_part, *shared = attention_relevance(relevances[0], q, keys, values, bias, scale=used_scale)
+        q_part, *shared = attention_relevance(relevances[0], q, keys, values, bias, scale=scale)
         parts = [q_part, *(torch.unflatten(part, 2, (-1, groups)).sum(3) for part in shared)]
         return [part for x, part in zip((q, k, v), parts) if any(x is tracked for tracked in inputs)]
 

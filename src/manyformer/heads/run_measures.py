@@ -49,10 +49,9 @@ def ablation_in_run(
 
     The first batches with `rows` held-out rows are read, or `rows` sentences. Raises UserError for an unknown score."""
     if score_name == LOSS:
-        score = _mean_loss
+        compute = _mean_loss(trained, model, rows)
     else:
-        score = _evaluation_score
-    compute = score(trained, model, score_name, rows)
+        compute = _evaluation_score(trained, model, score_name, rows)
     return ablate_heads(model, compute, on_head=on_head)
 
 
@@ -66,8 +65,10 @@ def relevance_in_run(
     for count, text in enumerate(held_out_sentences(trained, sentences), 1):
         target = task.text_passes(model, text)[-1]
         tokens, source = (torch.tensor([ids], device=model.device) for ids in (target.tokens, target.source_tokens))
+        # the last pass is that over the target, whose logits are the predictions
         relevances = head_relevance(model, Inputs(tokens, source=source if target.source_tokens else None))
         for part, relevance in relevances.items():
+            # weighted by the number of predictions, so that every token counts the same
             totals[part] = totals.get(part, torch.zeros(())) + layer_relevance(relevance).cpu().double() * len(
                 relevance
             )
@@ -96,8 +97,9 @@ def _first_rows(batches: HeldOutBatches, rows: int) -> Iterator[Batch]:
             return
 
 
-def _mean_loss(trained: TrainedRun, model: Model, score_name: str, rows: int) -> Callable[[], float]:
+def _mean_loss(trained: TrainedRun, model: Model, rows: int) -> Callable[[], float]:
     held_out = held_out_batches(trained)
+    # a list, because every head is scored on the same batches
     batches = list(_first_rows(held_out, rows))
 
     def mean_loss() -> float:
@@ -107,8 +109,8 @@ def _mean_loss(trained: TrainedRun, model: Model, score_name: str, rows: int) ->
         with torch.inference_mode(), eval_mode(model):
             for batch in batches:
                 scored = carried.score(batch)
-                nats = nats + float(scored.nll)
-                targets = targets + int(scored.targets)
+                nats += float(scored.nll)
+                targets += int(scored.targets)
         return nats / max(targets, 1)
 
     return mean_loss
@@ -158,6 +160,7 @@ def treebank_sentences(
     takes_source = task_of_run(trained.config).takes_source
     empty_answer = None
     if takes_source:
+        # a treebank has no translations; an encoder-decoder reads an empty target then
         empty_answer = _encode("", tokenizers.target)._replace(ids=[])
     tokenizer = tokenizers.source
     rows = open_treebank(str(path), "relation", trained.folder / "data").rows()
@@ -182,6 +185,7 @@ def tree_of_tokens(tokens: WordTokens, sentence: TreebankSentence) -> WordTree:
 def token_frequencies(trained: TrainedRun) -> TokenFrequencies | None:
     """The token counts of the training text of a run; None if its prepared data is gone or belongs to another model."""
     prepared = load_prepared(trained.folder / "data")
+    # counts of other token ids would be nonsense without an error
     if prepared is None or prepared.tokenizers.fingerprint != trained.tokenizers.fingerprint:
         return None
     pair = (trained.tokenizers.source, trained.tokenizers.target)
@@ -203,6 +207,7 @@ def _token_numbers(tokens: Sequence[int]) -> tuple[str, ...]:
 def _pieces(data: EvaluationData, tokenizer: Tokenizer, length: int, limit: int) -> Iterator[EncodedText]:
     """Pieces of at most `length` tokens of the documents, evenly spaced."""
     assert data.text is not None
+    # every document is cut into pieces of equal length, of which some are taken evenly from all
     starts = [
         (document, start)
         for document, document_length in enumerate(data.text.lengths.tolist())
@@ -212,5 +217,6 @@ def _pieces(data: EvaluationData, tokenizer: Tokenizer, length: int, limit: int)
         document, start = starts[index]
         begin, end = (int(offset) for offset in data.text.offsets[document : document + 2])
         ids = data.text.tokens[begin + start : min(end, begin + start + length)].tolist()
+        # the task adds the special tokens of a text again
         ordinary = [token for token in ids if token not in (tokenizer.pad, tokenizer.bos, tokenizer.eos)]
         yield EncodedText(ordinary, tokenizer, _token_numbers)

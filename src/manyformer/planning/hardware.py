@@ -104,10 +104,12 @@ class DeviceSet:
 
 def parse_devices(text: str) -> DeviceSet:
     """The devices that `8xH100`, `h100` or `cpu` stands for. Raises UserError."""
-    count, _, name = (
-        text.strip().lower().rpartition("x") if re.match(r"\d+x", text.strip().lower()) else ("1", "", text)
-    )
-    name = name.strip().lower().replace(" ", "-")
+    # the count ends at the first x: names of devices have one too
+    match = re.fullmatch(r"(?:(\d+)x)?(.*)", text.strip().lower(), re.DOTALL)
+    assert match is not None
+    count = match[1] or "1"
+    name = match[2].strip().replace(" ", "-")
+    # a number of thousands of digits would take seconds to convert
     number = int(count) if len(count) < 9 else 0
     if not 1 <= number <= MAX_DEVICE_COUNT:
         raise UserError(f"--devices '{text}': the number of devices must be from 1 to {MAX_DEVICE_COUNT:,}")
@@ -142,14 +144,18 @@ def calibrate(
         step = StepRehearsal(model, rows, length, autocast)
         flops = step.flops()
         job = step.as_job()
+        # the first steps allocate, choose kernels and fill caches
         for _ in range(WARM_UP):
             job()
+        # the median, which a single disturbed step does not move
         return flops / statistics.median(time_job(job, device) for _ in range(STEPS))
 
 
 def matmul_rate() -> float:
     """Operations a second of this CPU in products of large float32 matrices, the best of a few."""
     a, b = torch.randn(2, GEMM_SIZE, GEMM_SIZE).unbind()
+    # into one result, so that no allocation is timed
     out = torch.empty(GEMM_SIZE, GEMM_SIZE)
+    # the best: other load makes products slower, never faster
     seconds = min(time_job(lambda: torch.mm(a, b, out=out), torch.device("cpu")) for _ in range(GEMM_ROUNDS))
     return 2 * GEMM_SIZE**3 / seconds

@@ -124,6 +124,7 @@ def _counted(model: Model, rows: int, length: int, autocast: torch.dtype | None,
     step = StepRehearsal(model, rows, length, autocast)
     flops = step.flops()
     memory = step.memory()
+    # the peak is not proportional to the rows: gradients of weights and buffers do not grow with them
     doubled = StepRehearsal(model, 2 * rows, length, autocast).memory()
     row_peak = max(0, doubled.peak - memory.peak) // rows
     sizes = memory.activations, memory.logits, memory.peak
@@ -139,11 +140,13 @@ class StepRehearsal:
         task = task_of(model)
         generator = torch.Generator().manual_seed(0)
         self.length = task.fixed_length(model) or length
+        # random tokens, because equal ones would all meet in one bucket or one expert
         tokens = torch.randint(task.token_ids(model), (rows, self.length), generator=generator)
         inputs = task.example(model, tokens)
         targets = task.random_targets(model, inputs, generator)
         self.selected = 1.0
         if isinstance(targets, Tensor) and not targets.is_floating_point():
+            # a masked language model computes logits of the masked tokens alone
             self.selected = float((targets != IGNORE_INDEX).float().mean())
         self._inputs, self._targets = (tree_map(lambda x: x.to(model.device), part) for part in (inputs, targets))
 
@@ -158,8 +161,10 @@ class StepRehearsal:
         """The memory of a step."""
         self._run()
         self.model.zero_grad(set_to_none=True)
+        # cycles of the pass before would still hold their tensors, and be released inside of the measured one
         gc.collect()
         with self._rules():
+            # outside of the measured pass, which must not see these logits
             classes = self._logits().shape[-1]
             with LiveMemoryMode(_tensors(self.model), classes=classes) as mode:
                 loss = self._loss()
@@ -215,7 +220,9 @@ class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, known: Iterable[Tensor] = (), *, classes: int = 0) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.live = self.peak = self.live_logits = 0
+        self.live = 0
+        self.peak = 0
+        self.live_logits = 0
         self._classes = classes
         self._sizes: dict[int, int] = {}
         # the objects are kept, so that their numbers are not given to new storages
@@ -232,6 +239,7 @@ class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         number = storage._cdata
+        # views and results in place share a storage that is counted already
         if number in self._known_ids or number in self._sizes:
             return
         is_logits = tensor.ndim > 1 and tensor.shape[-1] == self._classes and tensor.is_floating_point()
@@ -239,6 +247,7 @@ class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live += storage.nbytes()
         self.live_logits += storage.nbytes() * is_logits
         self.peak = max(self.peak, self.live)
+        # the storage, not the tensor: views keep it alive after the tensor that made it
         weakref.finalize(storage, self._release, number, is_logits=is_logits)
 
     def _release(self, number: int, *, is_logits: bool) -> None:
@@ -264,6 +273,7 @@ class ShapeRules:
         if self.autocast is not None:
             self._modes.enter_context(_Autocast(self.autocast))
         self._modes.enter_context(_fused_attention())
+        # last, so that it sees the operators that the others leave
         self._modes.enter_context(_Selections(self.selected))
         return self
 
@@ -296,6 +306,7 @@ class _Autocast(TorchFunctionMode):
             return value
         if not isinstance(value, nn.Parameter):
             return value.to(self.dtype)
+        # with the weight itself, so that its id is not given to another tensor while the mode lives
         if id(value) not in self._weights:
             self._weights[id(value)] = value, value.to(self.dtype)
         return self._weights[id(value)][1]
@@ -335,6 +346,7 @@ def _attention(
     k = key
     v = value
     has_bias_gradient = attn_mask is not None and attn_mask.requires_grad
+    # what the fused kernel of CPUs does not take either
     if q.device.type != "meta" or q.ndim != 4 or dropout_p or has_bias_gradient or q.shape[-1] != v.shape[-1]:
         options: dict[str, Any] = {
             "dropout_p": dropout_p,
@@ -344,6 +356,7 @@ def _attention(
         }
         return _SDPA(q, k, v, attn_mask, **options)
     if enable_gqa:
+        # shapes alone: on `meta` the copies take no memory
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     y: Tensor = _FUSED(q, k, v, 0.0, is_causal, attn_mask=None, scale=scale)[0]
     return y
@@ -362,6 +375,7 @@ class _Selections(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._indices(args[0])
         if func is _ATEN.masked_select.default and args[0].device.type == "meta":
             size = torch.broadcast_shapes(args[0].shape, args[1].shape).numel()  # type: ignore[no-untyped-call]
+            # how many elements a mask selects is known with data alone
             return args[0].new_empty(round(self.share * size))
         if func in _INDEXED and args[0].device.type == "meta":
             args = (args[0], [part for index in args[1] for part in self._numbers(index)], *args[2:])

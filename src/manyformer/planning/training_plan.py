@@ -24,7 +24,7 @@ MOMENT_BYTES = 8
 
 HEAD_WIDTH = 64
 WIDTHS = [*range(64, 1024, 64), *range(1024, 1 << 15, 128)]
-"""The widths that are tried for a wanted number of parameters."""
+"""The widths that are tried for a given number of parameters."""
 
 Strategy = Literal["ddp", "fsdp"]
 
@@ -117,6 +117,7 @@ def plan_training(recipe: str, keywords: dict[str, Any], request: PlanRequest) -
     hours = seconds * devices.count / 3600
     save = SaveConfig()
     token_bytes = _token_bytes(recipe, keywords)
+    # gradients are not saved
     checkpoint = (WEIGHT_BYTES + MOMENT_BYTES) * cost.parameters
     return PlannedTraining(
         recipe=recipe,
@@ -176,6 +177,7 @@ def depth_of(dim: int) -> int:
 
     The width is 64 times the depth at 768 and 128 times at 4096 and beyond.
     """
+    # wider models are also deeper, but less than in proportion
     ratio: float = min(128.0, max(32.0, 64 * (dim / 768) ** 0.4))
     return max(1, round(dim / ratio))
 
@@ -234,6 +236,7 @@ def _memory(cost: RehearsedCost, request: PlanRequest) -> dict[str, int]:
     peak = weights + moments + cost.peak - (GRADIENT_BYTES * cost.parameters - gradients)
     fixed = peak - cost.rows * cost.row_peak
     memory = int(devices.memory)
+    # a row that adds nothing to the peak would fit without end
     rows = max(0, int((memory - fixed) // max(1, cost.row_peak)))
     return {
         "weights": weights,

@@ -56,6 +56,7 @@ _VISIBLE_CHARACTERS = {"\n": "↵", "\t": "⇥"}
 
 def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
     """Labels of tokens: their names or decoded text, of at most `MAX_TOKEN_LENGTH` characters."""
+    # cut, so that one long word does not take the room of the figure
     return tuple((text.strip() or "␣")[:MAX_TOKEN_LENGTH] for text in _token_texts(tokens, tokenizer))
 
 
@@ -70,6 +71,7 @@ def visible_text(text: str) -> str:
 
 
 def _token_texts(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> list[str]:
+    # special tokens decode to nothing, but a tokenizer that has `token` knows their names
     token_text: Callable[[int], str] = getattr(tokenizer, "token", lambda token_id: tokenizer.decode([token_id]))
     return [token_text(token_id) for token_id in tokens]
 
@@ -131,7 +133,7 @@ NAMES_WITHOUT_TOKENS: dict[AxisKind, str] = {"latents": "latent", "slots": "slot
 class AttentionMap(NamedTuple):
     """The attention weights of one part of a model, with a label for each query (row) and each key (column).
 
-    In cross-attention over a source, a row is labelled with the token that is predicted at that step. The rows and
+    In cross-attention over a source, a row is labeled with the token that is predicted at that step. The rows and
     columns of summary tokens precede those of the text, as the `memory` columns of a memory do. `implied` says that
     the part computes no such weights unless they are watched.
     """
@@ -174,16 +176,18 @@ def sound_maps(
     decodes: bool,
     answer: str | None = None,
 ) -> list[AttentionMap]:
-    """The attention weights of a model for a recording; tokens of sound are labelled with their seconds.
+    """The attention weights of a model for a recording; tokens of sound are labeled with their seconds.
 
     A model that `decodes` writes `answer`, or its own text. Raises UserError for an answer to another model."""
     if answer is not None and not decodes:
         raise UserError("only an encoder-decoder writes an answer; this model labels the sound itself")
     embed: FrameEmbedding = model.embed_source if decodes else model.embed
+    # each halving of the frames doubles the time that a token stands for
     times = [frame * frame_seconds for frame in range(0, frames.shape[1], 2**embed.halvings)]
     labels = tuple(f"{seconds:.2f}" for seconds in times)
     encode = model.encode if decodes else model
     with torch.no_grad(), eval_mode(model):
+        # an encoder of sound is one pass over frames; its tokens are what the convolutions leave of these
         passes = [TextPass(lambda watch: encode(frames, watch=watch), labels, len(labels))]
         if decodes:
             passes.append(decoder_pass(model, frames, labels, _read_answer(model, frames, tokenizer, answer)))
@@ -209,15 +213,18 @@ def pass_maps(model: Model, text_pass: TextPass) -> Iterator[AttentionMap]:
 
 def all_pass_maps(model: Model, text_pass: TextPass) -> list[AttentionMap]:
     """The attention maps of one pass, also those whose rows or columns are not all tokens of the text."""
+    # parts report tensors without axes; this knows which axis is which
     reports = WeightReports(model)
     maps = list[AttentionMap]()
     positions = list[Tensor]()
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         reported = reports.read(module, name, value)
+        # reported right after the weights that the slots belong to
         if name == "slot_count":
             maps[-1] = _label_slots(maps[-1], int(value))
         elif name == "neighbour_positions":
+            # reported before the weights of these neighbors
             positions.append(value[0].cpu())
         elif reported is not None and reported.axes.keys == "neighbours":
             maps.append(_neighbours_map(text_pass, reported, positions.pop()))
@@ -237,6 +244,7 @@ def _weights_map(text_pass: TextPass, reported: ReportedWeights) -> AttentionMap
     kind = MAP_KINDS[keys]
     memory = 0
     if keys == "source" and text_pass.source_labels:
+        # a row of cross-attention aligns the token that is written at this step, not the one that is read
         row_labels = text_pass.predicted_labels
         column_labels = text_pass.source_labels
     elif text_pass.remembered_labels and reported.remembered > 0:
@@ -247,6 +255,7 @@ def _weights_map(text_pass: TextPass, reported: ReportedWeights) -> AttentionMap
         column_labels = _axis_labels(text_pass, keys, weights.shape[2])
     if rows == "latents":
         kind = "slots"
+    # padding that a kernel adds to fill its blocks has no label
     weights = weights[:, : len(row_labels), : len(column_labels)]
     return AttentionMap(part_name(reported.part), row_labels, column_labels, weights, kind, memory, reported.implied)
 
@@ -271,6 +280,7 @@ def _neighbours_map(text_pass: TextPass, reported: ReportedWeights, positions: I
     """The map of tokens that were looked up in a memory; the columns are all tokens so far, each with those before."""
     weights = reported.weights[0].float().cpu()
     tokens = (*text_pass.remembered_labels, *text_pass.labels)
+    # a place that is looked up twice gets the sum of both weights
     dense = weights.new_zeros(*weights.shape[:2], len(tokens)).scatter_add_(2, positions, weights)
     contexts = tuple("".join(tokens[max(0, n - NEIGHBOUR_CONTEXT) : n + 1]) for n in range(len(tokens)))
     part = f"{part_name(reported.part)}.neighbours"
@@ -296,6 +306,7 @@ def select_map(maps: Sequence[AttentionMap], *, part: str | None = None, layer: 
 
 def row_shares(weights: Float[Tensor, "*h l s"]) -> Float[Tensor, "*h l s"]:
     """Weights relative to the largest absolute weight of their row, as all pictures show them; 0 in a row of zeros."""
+    # by row: a query with few visible keys has larger weights than one with many, and both are to be seen
     largest = weights.abs().amax(-1, keepdim=True)
     return weights / largest.masked_fill(largest == 0, 1.0)
 
@@ -312,6 +323,7 @@ def describe_map(attention: AttentionMap, head: int | None = None) -> str:
     label_width = max(map(len, attention.rows))
     lines = []
     for token, row, shares in zip(attention.rows, weights.tolist(), row_shares(weights).abs().tolist()):
+        # ceil, so that the smallest weight differs from none
         cells = "".join(SHADES[min(4, math.ceil(4 * share))] for share in shares)
         largest, column = max(zip(row, attention.columns), key=operator.itemgetter(0))
         lines.append(f"{token:>{label_width}} {cells} {column} {largest:.0%}")
@@ -327,6 +339,7 @@ def draw_maps(maps: dict[str, AttentionMap], path: str | Path, *, per_head: bool
 
     check_picture(Path(path))
     contents = list(_panel_contents(maps, per_head=per_head))
+    # all panels have one size, that of the largest map, so that cells are equally large everywhere
     width = max(len(attention.columns) for attention, _, _ in contents) * TOKEN_INCHES + 1.4
     height = max(len(attention.rows) for attention, _, _ in contents) * TOKEN_INCHES + 2.0
     panels_per_row = min(len(contents), PANELS_PER_ROW)
@@ -336,6 +349,7 @@ def draw_maps(maps: dict[str, AttentionMap], path: str | Path, *, per_head: bool
     colors = LinearSegmentedColormap.from_list("weights", WEIGHT_COLORS).with_extremes(bad=NO_WEIGHT_COLOR)
     for axis, (attention, weights, title) in zip(axes, contents):
         shares = row_shares(weights).abs()
+        # NaN takes the color of "bad" values, which no weight has
         axis.imshow(shares.masked_fill(shares == 0, torch.nan).numpy(), cmap=colors, vmin=0, vmax=1)
         axis.set_xticks(range(len(attention.columns)), attention.columns, rotation=90)
         axis.set_yticks(range(len(attention.rows)), attention.rows)

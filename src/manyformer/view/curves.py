@@ -54,6 +54,7 @@ def plot_runs(runs: Sequence[str | Path], picture: str | Path) -> None:
     _draw_column(axes[3], curves, "gradient_norm", "gradient norm")
     for axis in axes:
         axis.set_xlabel("step")
+    # more names do not fit the width of the figure
     figure.suptitle(", ".join(run.name for run in curves) if len(curves) < 4 else f"{len(curves)} runs")
     write_picture(figure, Path(picture))
 
@@ -65,6 +66,7 @@ def _read_curves(folder: Path) -> RunCurves:
     rows = list(read_rows(file))
     if not rows:
         raise UserError(f"{file} has no metrics yet: train the run for some steps")
+    # resolved, because `.` or a link has no name that tells runs apart
     return RunCurves(folder.resolve().name, rows)
 
 

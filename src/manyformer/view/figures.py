@@ -36,6 +36,7 @@ def panels(
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(inches[0] * columns, inches[1] * rows), layout="constrained")
+    # one by one, because `subplots` gives an array whose shape depends on the numbers
     axes = [figure.add_subplot(rows, columns, index + 1) for index in range(rows * columns)]
     for axis in axes if grid else ():
         axis.grid(visible=True, color="#dddddd", linewidth=0.6)

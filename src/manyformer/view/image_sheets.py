@@ -42,6 +42,7 @@ def draw_completed(originals: ImageArray, completed: ImageArray, rows: int, path
     tries = len(completed) // len(originals)
     sheet_rows = []
     for index, original in enumerate(originals):
+        # a copy, because a broadcast gray image shares its memory with the original
         prefix = _to_rgb(original).copy()
         prefix[rows:] = MISSING_PIXELS
         completions = completed[index * tries : (index + 1) * tries]
@@ -57,6 +58,7 @@ def draw_rows(rows: Sequence[ImageArray], path: Path, headings: dict[int, str] |
 
 
 def _to_rgb(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    # gray images have one channel, which is a view of three without a copy
     return np.broadcast_to(image, (*image.shape[:2], 3))
 
 
@@ -66,6 +68,7 @@ def _write_sheet(rows: Sequence[Sequence[NDArray[np.uint8]]], path: Path, headin
     from matplotlib.figure import Figure
 
     height, width, _ = rows[0][0].shape
+    # whole factors alone, which keep pixels square and sharp
     zoom = max(1, round(IMAGE_DOTS / max(height, width)))
     row_height = height * zoom + GAP_DOTS
     column_width = width * zoom + GAP_DOTS
@@ -78,6 +81,7 @@ def _write_sheet(rows: Sequence[Sequence[NDArray[np.uint8]]], path: Path, headin
             left = column * column_width + GAP_DOTS
             sheet[top : top + height * zoom, left : left + width * zoom] = image.repeat(zoom, 0).repeat(zoom, 1)
     figure_height = sheet.shape[0] + heading_height
+    # as many dots as the sheet has pixels, so that nothing is interpolated
     figure = Figure(figsize=(sheet.shape[1] / DPI, figure_height / DPI))
     axis = figure.add_axes((0, 0, 1, sheet.shape[0] / figure_height))
     axis.imshow(sheet, interpolation="none", aspect="auto")

@@ -81,6 +81,7 @@ def attention_masks(model: nn.Module) -> dict[Mask, list[str]]:
 def _views(mask: Mask, length: int, heads: int, layout: ContiguousLayout | PrefixedLayout) -> Iterator[MaskView]:
     heads_by_mask: dict[Mask, list[int]] = {}
     for head in range(heads):
+        # equal masks compare equal, so that heads without a pattern of their own share a panel
         heads_by_mask.setdefault(mask.for_head(head), []).append(head)
     for head_mask, head_indices in list(heads_by_mask.items())[:MAX_PANELS]:
         yield MaskView(tuple(head_indices), _visible_shares(head_mask, length, layout))
@@ -88,10 +89,12 @@ def _views(mask: Mask, length: int, heads: int, layout: ContiguousLayout | Prefi
 
 def _visible_shares(mask: Mask, length: int, layout: ContiguousLayout | PrefixedLayout) -> Float[Tensor, "c c"]:
     """The visible share of each cell, computed for one strip of queries at a time."""
+    # rounded up, so that there are never more cells than fit
     cell_size = -(-length // MAX_CELLS)
     keys = materialize(layout, length)
     strips = []
     for start in range(0, length, cell_size):
+        # a strip of queries against all keys: the whole mask of 8192 tokens would take 64 MB for every head
         visible = mask.dense(keys.columns(start, min(start + cell_size, length)), keys, 1)[0, 0]
         strips.append(torch.stack([cell.float().mean() for cell in torch.split(visible, cell_size, dim=1)]))
     return torch.stack(strips)
@@ -105,9 +108,16 @@ def _text_lines(view: MaskView, *, with_heads: bool) -> Iterator[str]:
 
 def shaded_rows(cells: Float[Tensor, "r c"]) -> Iterator[str]:
     """A line of characters for each row of shares between 0 and 1."""
-    for row in cells.tolist():
-        # shares between 0 and 1 never get the characters of 0 and 1, so that both are exact
-        yield "".join(SHADES[0] if share == 0 else SHADES[4 if share == 1 else 1 + int(share * 3)] for share in row)
+    return ("".join(map(_shade, row)) for row in cells.tolist())
+
+
+def _shade(share: float) -> str:
+    # shares between 0 and 1 never get the characters of 0 and 1, so that both are exact
+    if share == 0:
+        return SHADES[0]
+    if share == 1:
+        return SHADES[-1]
+    return SHADES[1 + int(share * 3)]
 
 
 def _draw_figure(mask: Mask, length: int, views: list[MaskView], path: Path) -> None:
@@ -136,8 +146,10 @@ def mixing_strengths(model: Model, inputs: Inputs) -> Float[Tensor, "l l"]:
     if inputs.tokens.shape[1] > MAX_TOKENS:
         raise UserError(f"length ({inputs.tokens.shape[1]}) must be at most {MAX_TOKENS} for a picture of mixing")
     with torch.no_grad(), eval_mode(model):
+        # row by row, because one pass has a row for each exchanged token already
         rows = [inputs.rows([row]) for row in range(inputs.tokens.shape[0])]
         strengths = torch.stack([_changes(model, row) for row in rows]).mean(0)
+    # residual connections pass an output's own token on, which would outshine all mixing
     beside_own = strengths.masked_fill(torch.eye(len(strengths), dtype=torch.bool, device=strengths.device), 0)
     # an output that no other token reaches is divided by its own strength
     largest = torch.where(beside_own.amax(1) > 0, beside_own.amax(1), strengths.amax(1)).clamp_min(1e-30)
@@ -151,6 +163,7 @@ def _changes(model: Model, row: Inputs) -> Float[Tensor, "l l"]:
     length = row.tokens.shape[1]
     inputs = row.rows([0] * length)
     tokens = inputs.tokens.clone()
+    # row i has token i exchanged
     tokens.diagonal().copy_(_others(row.tokens[0], task.token_ids(model)))
     logits, exchanged = (task.call(model, part).logits for part in (inputs, inputs._replace(tokens=tokens)))
     changes: Tensor = torch.linalg.vector_norm(exchanged - logits, dim=-1)
@@ -159,6 +172,7 @@ def _changes(model: Model, row: Inputs) -> Float[Tensor, "l l"]:
 
 def _others(tokens: Int[Tensor, " l"], ids: int) -> Int[Tensor, " l"]:
     """Another token for each, about half of all ids away."""
+    # deterministic, so that a picture can be drawn again; far away, so that hashing and routing change too
     return (tokens + max(1, ids // 2)) % ids
 
 

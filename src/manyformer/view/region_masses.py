@@ -55,6 +55,7 @@ def region_masses(
                 recorder.valid = everything
             else:
                 recorder.valid = batch.segments != PADDING_SEGMENT
+            # the first batch fills the memory that later ones read
             recorder.is_recording = index > 0
             carried.state = model(batch.tokens, batch.segments, carried.state_for(batch), watch=recorder).state
             on_progress((index + 1) / batches)
@@ -82,6 +83,7 @@ class _MassRecorder:
             regions = module.regions
         else:
             reported = self._reports.read(module, name, value)
+            # weights of slots or blocks are no attention to tokens of either region
             if reported is None or reported.axes != WeightAxes():
                 return
             value = region_shares(value, [reported.remembered, length], self.valid)
@@ -91,6 +93,7 @@ class _MassRecorder:
 
     def means(self) -> list[RegionMass]:
         """The means, in the order of the model; of nested parts only the outermost that reports "mass"."""
+        # a part that sums over its own attention layers has counted them already
         nested_prefixes = tuple(f"{outer}." for outer in self._reporting_parts)
         return [
             RegionMass(part, {name: sum(values) / len(values) for name, values in self._sums[part].items()})

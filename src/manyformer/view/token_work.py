@@ -95,6 +95,7 @@ def mean_steps(model: Model, batches: Iterable[Batch], device: torch.device) -> 
 
     def watch(module: nn.Module, name: str, value: Tensor) -> None:
         if name in COUNT_LABELS:
+            # targets alone: a count of padding would depend on the batches
             scored_counts = value.cpu().double()[scored]
             counts.append(torch.stack([scored_counts.sum(), torch.tensor(scored_counts.numel())]))
 
@@ -119,6 +120,7 @@ def layer_spans(model: nn.Module) -> list[LayerSpans]:
     layers = list[LayerSpans]()
     with torch.no_grad():
         for name, kernel in kernels.items():
+            # fixed spans read nothing of the query, whose width is 0
             empty_query = torch.empty(1, kernel.spans.heads, 1, 0, device=device)
             layers.append(_make_layer_spans(name, kernel, kernel.spans(empty_query)[0, :, 0]))
     return layers
@@ -165,6 +167,7 @@ class _WorkRecorder:
         elif name == "halting":
             # the part has reported the steps of each token before
             counts = self.counts[-1]
+            # the table has a column for every possible step; those after halting mean nothing
             halting = tuple(tuple(row[: int(steps)]) for row, steps in zip(value[0].tolist(), counts.numbers))
             self.counts[-1] = counts._replace(halting=halting)
         elif name == "spans":
@@ -178,6 +181,7 @@ def _max_count(module: nn.Module, numbers: Sequence[float]) -> float:
     if isinstance(module, Layer):
         largest = module.largest_count
     if largest is None:
+        # a layer that does not declare a largest count: then the scale ends at the largest one seen
         return max(numbers)
     return float(largest)
 
@@ -216,6 +220,7 @@ def draw_counts(all_counts: Sequence[TokenCounts], path: str | Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
     check_picture(Path(path))
+    # a long text has several rows: a figure of its whole width could not be read
     rows = [(counts, start) for counts in all_counts for start in range(0, len(counts.tokens), TOKENS_PER_ROW)]
     row_length = min(TOKENS_PER_ROW, max(len(counts.tokens) for counts in all_counts))
     figure, axes = panels(len(rows), 1, (max(4.0, row_length * TOKEN_INCHES + 1.2), 2.3), grid=False)
@@ -224,6 +229,7 @@ def draw_counts(all_counts: Sequence[TokenCounts], path: str | Path) -> None:
         _draw_bars(axis, counts, slice(start, start + TOKENS_PER_ROW))
         # matplotlib does not accept empty labels, and $ would start a formula
         axis.set_xticks(range(len(names)), [name.replace("$", r"\$") or " " for name in names], rotation=90, fontsize=8)
+        # the last row may be shorter, but its tokens are as wide as those above
         axis.set(xlim=(-0.6, row_length - 0.4), ylim=(0, counts.maximum * 1.05))
         axis.set_ylabel(counts.label, fontsize=8)
         axis.yaxis.set_major_locator(MaxNLocator(integer=True))

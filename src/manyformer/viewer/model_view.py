@@ -78,6 +78,7 @@ class ViewedImage(NamedTuple):
         if channels == 3:
             colors = self.pixels
         else:
+            # gray images; the page knows colors alone
             colors = np.repeat(self.pixels[:, :, :1], 3, axis=2)
         return {
             "height": height,
@@ -105,13 +106,16 @@ class ModelView:
     def as_json(self) -> dict[str, Any]:
         """The view as the page reads it: sequences of tokens, maps that refer to them, and all weights in base64."""
         encoded = encode_weights([attention_map.weights for attention_map in self.maps])
+        # heads and layers share their tokens, which are written once
         sequences: dict[tuple[str, ...], int] = {}
         maps = []
         for attention_map, levels in zip(self.maps, encoded.levels):
             part = attention_map.part.partition(", ")[0]
-            rows, columns = (_pool_labels(labels, encoded.pooling) for labels in attention_map[1:3])
+            rows = _pool_labels(attention_map.rows, encoded.pooling)
+            columns = _pool_labels(attention_map.columns, encoded.pooling)
             record = {
                 "name": attention_map.part,
+                # layers of one kind stand in one group, whatever their numbers
                 "group": re.sub(r"\.\d+(?=\.|$)", "", part),
                 "title": TITLES[attention_map.keys],
                 "keys": attention_map.keys,
@@ -133,6 +137,7 @@ class ModelView:
             "sequences": list(sequences),
             "maps": maps,
             "counts": counts,
+            # pooled weights have no single token, whose square could be marked
             "image": None if self.image is None or encoded.pooling > 1 else self.image.as_json(),
             "pooling": encoded.pooling,
             "weights": encoded.text,
@@ -152,6 +157,7 @@ def view_text(
     with torch.no_grad(), eval_mode(model):
         passes = passes_over_text(model, text, answer, labels=full_token_labels)
         if model.carries_state:
+            # otherwise the memory would be empty, and nothing of it to be seen
             passes = [second_half(model, text_pass) for text_pass in passes]
         view = view_passes(model, passes, name=name)
     return replace(view, labels=labels or {})
@@ -216,6 +222,7 @@ def view_passes(model: Model, passes: Sequence[TextPass], *, name: str = "") -> 
     plans = _KernelPlans(model)
     with plans:
         maps = [attention_map for text_pass in passes for attention_map in all_pass_maps(model, text_pass)]
+    # after the layers, as the datastore is asked behind the last one
     maps += [retrieved for text_pass in passes if (retrieved := retrieved_map(model, text_pass)) is not None]
     counts = pass_counts(model, passes)
     if not maps and not counts:
@@ -246,6 +253,7 @@ class _KernelPlans:
             handle.remove()
 
     def _record(self, part: str, kernel: Kernel, _: torch.nn.Module, arguments: tuple[KernelCall]) -> None:
+        # as if nobody watched
         self._plans.setdefault(part, kernel.explain(arguments[0]._replace(watch=no_watch)))
 
     def note(self, attention_map: AttentionMap) -> str:
@@ -305,9 +313,11 @@ def retrieved_map(model: Model, text_pass: TextPass) -> AttentionMap | None:
     weights = neighbour_weights(neighbours.distances, head.settings.temperature)[:, :SHOWN_NEIGHBOURS].float().cpu()
     nearest = neighbours.entries[:, :SHOWN_NEIGHBOURS].cpu()
     entries, columns = torch.unique(nearest, return_inverse=True)
+    # tokens that retrieve the same entry share its column
     dense = weights.new_zeros(len(weights), len(entries)).scatter_add_(1, columns, weights)
     # entry -1 is the absence of a neighbour
-    entries, dense = entries[entries >= 0], dense[:, entries >= 0]
+    dense = dense[:, entries >= 0]
+    entries = entries[entries >= 0]
     labels = tuple(_entry_text(head, model.tokenizer, entry) for entry in entries.tolist())
     rows = text_pass.labels
     shown = dense[None, : len(rows)]

@@ -78,6 +78,7 @@ def render_live_page(page_data: dict[str, Any]) -> str:
 
 def _fill_template(page_data: dict[str, Any], program_parts: Sequence[str], *, connect: str) -> str:
     """The page's template with its parts; `connect` is where the page may send requests to."""
+    # hashes are those of what stands in the page: the texts after the removal, before compression
     style, loader, program = (
         _remove_indentation("".join(map(_read_part, names))) for names in (("page.css",), ("loader.js",), program_parts)
     )
@@ -87,6 +88,7 @@ def _fill_template(page_data: dict[str, Any], program_parts: Sequence[str], *, c
     )
     parts = {
         "policy": policy,
+        # compressed parts are put in place by the loader, so that a page of 16 heads stays small
         "style": deflate(style.encode()),
         "data": json_for_script(page_data),
         "program": deflate(program.encode()),

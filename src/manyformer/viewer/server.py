@@ -89,7 +89,7 @@ def live_page_data(models: Sequence[ServedModel], request: ViewRequest) -> dict[
 
 
 def _live_view(served: ServedModel, request: ViewRequest, off: HeadNumbers) -> dict[str, Any]:
-    name, model, labels = served
+    model = served.model
     gates = _head_gates(model, off)
     with torch.no_grad(), eval_mode(model):
         whole = None
@@ -101,7 +101,7 @@ def _live_view(served: ServedModel, request: ViewRequest, off: HeadNumbers) -> d
                 answer = request.answer
             else:
                 answer = outcome.translation
-            view = view_text(model, request.text, answer, name=name, labels=labels)
+            view = view_text(model, request.text, answer, name=served.name, labels=served.labels)
     return {**view.as_json(), "outcome": outcome and outcome.as_json(whole)}
 
 
@@ -166,6 +166,7 @@ class ViewServer(ThreadingHTTPServer):
     def __init__(self, models: Sequence[ServedModel], text: str, answer: str | None = None, *, port: int = 0) -> None:
         self.models = models
         self._lock = Lock()
+        # rendered before the port is taken: a text that cannot be read fails without a server left behind
         self.page = render_live_page(self.page_data(ViewRequest(text=text, answer=answer))).encode()
         try:
             super().__init__((ADDRESS, port), _ViewHandler)
@@ -188,6 +189,7 @@ class ViewServer(ThreadingHTTPServer):
         """
         end = time.monotonic() + LINGER_SECONDS
         with suppress(OSError):
+            # the client sees the end of the answer, and may still send
             request.shutdown(socket.SHUT_WR)
             request.settimeout(LINGER_SECONDS)
             while request.recv(1 << 16) and time.monotonic() < end:
@@ -215,6 +217,7 @@ class _ViewHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         if not self._is_own_host():
             return
+        # without a length, or in chunks, the body would be read until the client tires
         length = self.headers.get("Content-Length", "")
         if self.path != "/view" or self.headers.get_content_type() != "application/json":
             self._refuse(404, "views are asked for by JSON posted to /view")
@@ -243,6 +246,7 @@ class _ViewHandler(BaseHTTPRequestHandler):
     def _is_own_host(self) -> bool:
         """Whether the request names this server, and comes from its own page if it says where it comes from."""
         names = {f"{host}:{self.server.server_port}" for host in (ADDRESS, "localhost")}
+        # a simple request of another site needs no permission of this one, but names where it comes from
         origin = self.headers.get("Origin")
         is_own = self.headers.get("Host") in names and origin in {None, *(f"http://{name}" for name in names)}
         if not is_own:

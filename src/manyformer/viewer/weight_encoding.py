@@ -53,10 +53,12 @@ def encode_weights(
     """
     pooling = 1
     while True:
+        # before encoding: weights that a browser cannot unpack need not be compressed
         if sum(weights.numel() for weights in maps) > MAX_WEIGHTS * pooling**2:
             pooling *= 2
             continue
         levels = [quantize_weights(pool_largest(weights, pooling)) for weights in maps]
+        # scales before levels, because floats must begin at a multiple of four bytes
         scales = b"".join(map_levels.scales.numpy().astype("<f4").tobytes() for map_levels in levels)
         cells = b"".join(map_levels.levels.numpy().tobytes() for map_levels in levels)
         text = deflate(scales + cells)
@@ -73,6 +75,7 @@ def deflate(content: bytes) -> str:
 def quantize_weights(weights: Float[Tensor, "h l s"]) -> WeightLevels:
     """Each row as levels of its largest absolute weight; a weight that is not 0 has no level 0."""
     shares = row_shares(weights)
+    # the sign of 0 is 0, so that only weights of exactly 0 have level 0
     levels = (shares.abs() * LEVELS).ceil().clamp(min=1) * shares.sign()
     return WeightLevels(weights.abs().amax(-1), levels.to(torch.int8))
 
@@ -83,4 +86,5 @@ def pool_largest(weights: Float[Tensor, "h l s"], size: int) -> Float[Tensor, "h
         return weights
     highest = F.max_pool2d(weights, size, ceil_mode=True)
     lowest = -F.max_pool2d(-weights, size, ceil_mode=True)
+    # some kernels have negative weights: the larger magnitude wins, with its sign
     return torch.where(highest >= -lowest, highest, lowest)
