@@ -7,7 +7,6 @@ import importlib.util
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
@@ -33,15 +32,20 @@ class EarlierPaths:
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What loads the module of this earlier path; None if it is no such path."""
+        # not a subclass of Loader, because importlib.abc takes longer to import than all of this
+        loader: Any
         if fullname in self._names:
-            return ModuleSpec(fullname, _EarlierPackageLoader("", self._names[fullname]), is_package=True)
+            loader = _EarlierPackageLoader("", self._names[fullname])
+            return ModuleSpec(fullname, loader, is_package=True)
         current = self.current_path(fullname)
         spec = _find(current) if current else None
         if spec is None:
             return None
         if spec.submodule_search_locations is None:
-            return ModuleSpec(fullname, _EarlierModuleLoader(spec.name))
-        return ModuleSpec(fullname, _EarlierPackageLoader(spec.name, {}), is_package=True)
+            loader = _EarlierModuleLoader(spec.name)
+            return ModuleSpec(fullname, loader)
+        loader = _EarlierPackageLoader(spec.name, {})
+        return ModuleSpec(fullname, loader, is_package=True)
 
     def current_path(self, fullname: str) -> str:
         """Where a module of this earlier path would be today, by the longest part that is known; "" if none is."""
@@ -51,7 +55,7 @@ class EarlierPaths:
         return self._modules[prefix] + fullname.removeprefix(prefix) if prefix else ""
 
 
-class _EarlierModuleLoader(Loader):
+class _EarlierModuleLoader:
     """Gives the module of today under its earlier name: one object, whose classes are the same."""
 
     def __init__(self, current: str) -> None:
@@ -74,7 +78,7 @@ class _EarlierModuleLoader(Loader):
         return code
 
 
-class _EarlierPackageLoader(Loader):
+class _EarlierPackageLoader:
     """Gives a package without files, whose names and modules are looked up when they are used."""
 
     def __init__(self, current: str, names: Mapping[str, str]) -> None:
