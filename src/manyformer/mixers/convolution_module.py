@@ -93,8 +93,10 @@ class ConvolutionModule(Layer):
         if state is None:
             rows = one_document_rows(gated, ctx.positions)
         if rows is None:
+            # the general form: tokens of other documents and padding count as zeros, and a state comes before them
             y, state = convolve_neighbours(gated, self.depthwise, ctx.positions, state, causal=self.causal)
         else:
+            # every row is one document, which torch convolves faster than documents are told apart
             y = convolve_rows(rows, self.depthwise, causal=self.causal)
         return LayerOutput(self.down(F.silu(self._normalize(y, ctx.positions))), state)
 

@@ -47,6 +47,7 @@ class AdditiveScores(EdgeScores):
     def forward(
         self, x: Float[Tensor, "nodes h width"], edges: GraphEdges
     ) -> tuple[Float[Tensor, "edges h"], Float[Tensor, "nodes h e"]]:
+        # a sum of two products is one number for each node, taken before edges are looked at
         source_scores = (x * self.source).sum(-1)
         target_scores = (x * self.target).sum(-1)
         sums = source_scores.index_select(0, edges.sources) + target_scores.index_select(0, edges.targets)
@@ -103,6 +104,7 @@ class GraphAttention(Layer):
         if self.merge == "concat":
             merged = y.flatten(1)
         else:
+            # the classes of the last layer are as many as a head is wide
             merged = y.mean(1)
         return LayerOutput((merged + self.bias).view(rows, length, -1))
 
@@ -113,6 +115,7 @@ def watch_edge_weights(ctx: Context, layer: nn.Module, weights: Float[Tensor, "e
         return
     rows, length = ctx.positions.position_ids.shape
     pairs = weights.new_zeros(rows * length * length, weights.shape[1])
+    # the row of a pair is its target among all nodes, its column the source within the same graph; several edges add up
     pairs.index_add_(0, edges.targets * length + edges.sources % length, weights)
     ctx.watch(layer, "weights", pairs.view(rows, length, length, -1).permute(0, 3, 1, 2))
 
@@ -207,6 +210,7 @@ class _EdgeTransformerLayer(nn.Module):
         watch_edge_weights(ctx, self, weights, edges)
         nodes = self.node_update(nodes, sum_over_edges(weights, v, edges).flatten(1))
         if self.edge_update is not None:
+            # what the edge becomes are the products of the channels before they are summed to a score
             stream = self.edge_update(stream, products.flatten(1))
         return nodes, stream
 

@@ -60,6 +60,7 @@ class BidirectionalGRU(Layer):
         if state is not None:
             raise ValueError("BidirectionalGRU cannot continue from a state: later tokens change all earlier outputs")
         reversed_columns = mirrored_columns(ctx.positions)
+        # two directions as one batch of two: the scan takes its steps once for both
         streams = ((self.forward_gru, x), (self.backward_gru, gather_columns(x, reversed_columns)))
         inputs = torch.stack([project_inputs(gru, stream) for gru, stream in streams])
         gates, candidate = (
@@ -113,6 +114,7 @@ class AttendingGRU(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if ctx.memory is None:
             raise ValueError("AttendingGRU attends to a source sequence, but the context has no memory")
+        # the source does not change between calls, so that its projections are part of the state
         memory, memory_positions = ctx.memory
         keys, values = (None, None) if state is None else state[1:]
         if keys is None or values is None:
@@ -131,7 +133,9 @@ class AttendingGRU(Layer):
         assert result.weights is not None
         weights = result.weights.transpose(0, 1)
         ctx.watch(self, "weights", weights[:, None])
+        # once for all tokens: the recurrence itself needs only the projected values
         context_vectors = (weights.to(memory) @ memory).to(x)
+        # the state before each token, as in the paper, not the one that the token leads to
         features = torch.cat([result.states_in[0].transpose(0, 1).to(x), x, context_vectors], dim=-1)
         # maxout pairs are channels i and i + out_dim, which is faster than adjacent channels
         y: Tensor = self.dropout(torch.maximum(*self.readout(features).chunk(2, dim=-1)))
@@ -147,8 +151,10 @@ class AttendingGRU(Layer):
     def _document_states(self, query_positions: TokenPositions, memory: MemorySequence) -> Float[Tensor, "b l n"]:
         """The initial state of each token's document, which depends on the source alone."""
         same_document = memory.positions.segment_ids[:, None] == query_positions.segment_ids[:, :, None]
+        # the first token of the document in the source
         source_starts = same_document.byte().argmax(-1)
         backward_states = gather_columns(memory.y[..., self.backward_dim :], source_starts)
+        # a document without a source begins from the bias alone
         backward_states = backward_states * same_document.any(-1, keepdim=True)
         states: Tensor = self.initial_proj(backward_states).tanh()
         return states
@@ -171,6 +177,7 @@ def initial_states(
         return document_states(positions.columns(0, 1))[:, 0], None
     starts = document_states(positions)
     if hidden is None:
+        # never read: every row begins with a document or with padding, and so with a reset
         initial_state = torch.zeros_like(starts[:, 0])
     else:
         initial_state = hidden.to(starts)
@@ -185,6 +192,7 @@ def mirrored_columns(positions: TokenPositions) -> Int[Tensor, "b l"]:
     position_ids = positions.position_ids
     columns = torch.arange(position_ids.shape[1], device=position_ids.device).expand_as(position_ids)
     if isinstance(positions.layout, ContiguousLayout):
+        # every row is one document
         return columns.flip(1)
     valid = positions.segment_ids != PADDING_SEGMENT
     ranks = valid.cumsum(1) - 1
@@ -192,6 +200,7 @@ def mirrored_columns(positions: TokenPositions) -> Int[Tensor, "b l"]:
     document_starts = torch.where(valid & (positions.position_ids == 0), ranks, valid_count)
     # the rank of the first token of the next document
     next_starts = torch.cat([document_starts[:, 1:], valid_count], dim=1).flip(1).cummin(1).values.flip(1)
+    # the column of the token of each rank
     order = torch.argsort((~valid).byte(), dim=1, stable=True)
     return torch.where(valid, order.gather(1, (next_starts - 1 - positions.position_ids).clamp(min=0)), columns)
 
@@ -205,6 +214,7 @@ def state_resets(positions: TokenPositions, *, continues: bool = False) -> State
         return None
     valid = positions.segment_ids != PADDING_SEGMENT
     document_starts = valid & (positions.position_ids == 0)
+    # what padding makes of the state is never read: a document that follows begins with a reset
     unpadded = isinstance(layout, PackedLayout) and not continues
     return StateResets(document_starts.mT, None if unpadded else valid.mT)
 
@@ -279,6 +289,7 @@ class FixedVectorGRU(Layer):
             return states
 
         vectors = source_vectors(ctx.positions, memory)
+        # the vector of the source is the same at every step, so that its part of the inputs is added before the scan
         inputs = (project_inputs(self.gru, x) + self.context_proj(vectors).transpose(0, 1))[None]
         initial_state, resets = initial_states(ctx.positions, document_states, None if state is None else state.hidden)
         gates = self.gru.gates.weight.mT[None]
@@ -293,5 +304,6 @@ class FixedVectorGRU(Layer):
 def source_vectors(positions: TokenPositions, memory: MemorySequence) -> Float[Tensor, "b l m"]:
     """The encoder's output at the last token of each target token's source; zeros where there is none."""
     same_document = memory.positions.segment_ids[:, None] == positions.segment_ids[:, :, None]
+    # the first maximum from the end is the last token of the source
     from_end = same_document.byte().flip(-1).argmax(-1)
     return gather_columns(memory.y, memory.y.shape[1] - 1 - from_end) * same_document.any(-1, keepdim=True)

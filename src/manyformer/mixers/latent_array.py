@@ -71,6 +71,7 @@ class LatentArrayEncoder(Layer, MakesStream, UndecayedParameters):
     def encode(self, x: Float[Tensor, "b l d"], ctx: Context) -> EncodedLatents:
         """The latents of a sequence."""
         positions = self.latent_positions(ctx.positions, x.shape[0])
+        # the position of a latent is its number
         latents = self.latents.to(x.dtype)[positions.position_ids]
         memory = MemorySequence(self.input_norm(x), ctx.positions)
         y, _, loss = self.inner(latents, Context(positions, memory, ctx.watch))
@@ -107,6 +108,7 @@ class LatentArrayLayer(Layer, MakesStream):
         if state:
             raise ValueError("LatentArrayLayer is bidirectional: it cannot continue from a state")
         latents, encoder_loss = self.encoder.encode(x, ctx)
+        # the input itself is not among the queries: it reaches the output by way of the latents alone
         queries = self.queries.embed(torch.zeros_like(x), ctx.positions)
         y, _, loss = self.decoder(queries, Context(ctx.positions, latents, ctx.watch))
         return LayerOutput(y, None, encoder_loss + loss)
@@ -133,5 +135,6 @@ def _list_documents(positions: TokenPositions, rows: int) -> Int[Tensor, "b m"]:
         ids = [torch.tensor(row, dtype=segment_ids.dtype, device="cpu") for row in row_ids]
     # a batch of padding alone has latents, too, which see nothing
     columns = max(1, *map(len, ids))
+    # one more row of full length, which is cut off again, gives all of them that length
     padded = pad_sequence([*ids, ids[0].new_zeros(columns)], batch_first=True, padding_value=PADDING_SEGMENT)
     return send(padded[:-1], segment_ids.device)

@@ -59,6 +59,7 @@ def find_runs(positions: TokenPositions, batch: int) -> DocumentRuns:
     position_ids, segment_ids = (ids.expand(batch, -1) for ids in positions[:2])
     rows, columns = (segment_ids != PADDING_SEGMENT).nonzero(as_tuple=True)
     is_first = position_ids[rows, columns] == 0
+    # the first token of a row may continue a document of the state, and begins a run nevertheless
     is_first[:1] = True
     is_first[1:] |= rows[1:] != rows[:-1]
     run = is_first.cumsum(0) - 1
@@ -98,7 +99,10 @@ class LSTM(Layer):
         self.dim = dim
         self.cells = nn.LSTM(dim, dim, batch_first=True)
         for name, weight in self.cells.named_parameters():
-            nn.init.xavier_uniform_(weight) if name.startswith("weight") else nn.init.zeros_(weight)
+            if name.startswith("weight"):
+                nn.init.xavier_uniform_(weight)
+            else:
+                nn.init.zeros_(weight)
         # torch's order of gates is input, forget, cell, output
         nn.init.constant_(self._weights[2][dim : 2 * dim], FORGET_BIAS)
 
@@ -123,6 +127,7 @@ class LSTM(Layer):
             earlier = state
         # on the meta device documents cannot be told apart, and cost the same
         if x.is_meta or isinstance(layout, ContiguousLayout):
+            # a document that begins here starts from zeros, whatever the state holds of another one
             begins = isinstance(layout, ContiguousLayout) and layout.start == 0
             with autocast_disabled(x.device):
                 y, next_state = self._read_rows(x.to(dtype), earlier, begins=begins)
@@ -169,6 +174,7 @@ class LSTM(Layer):
         self, x: Float[Tensor, "b l d"], runs: DocumentRuns, positions: TokenPositions, earlier: LSTMState
     ) -> tuple[Float[Tensor, "n d"], LSTMState]:
         """The outputs for the tokens of all runs, and the state after the last run of each row."""
+        # one sequence for each run, padded at its end: what torch packs
         sequences = x.new_zeros(len(runs.lengths), int(runs.lengths.max()), self.dim)
         sequences = sequences.index_put((runs.run, runs.rank), x[runs.rows, runs.columns])
         rows = runs.rows[runs.starts]
@@ -181,6 +187,7 @@ class LSTM(Layer):
             outputs, final_states = self.cells(packed, tuple(initial))
         padded, _ = pad_packed_sequence(outputs, batch_first=True)
         next_state = (
+            # rows without a token keep the state they had
             part.to(x).index_put((rows[runs.last],), final[0, runs.last].detach())
             for part, final in zip(earlier, final_states)
         )

@@ -107,10 +107,13 @@ class MambaMixer(Layer):
         if not isinstance(positions.layout, ContiguousLayout):
             runs = segment_runs(positions.segment_ids, previous.segment_ids)
             starts = runs.run_ids.diff(prepend=torch.zeros_like(runs.run_ids[:, :1])) > 0
+            # a step of size zero leaves the memory as it is
             steps = steps.masked_fill(~runs.valid[..., None], 0.0)
             segment_ids = runs.last_segment
+        # learned as a logarithm, so that every memory decays
         rates = -self.a_log.to(dtype).exp().view(self.channels, self.state_dim)
         y, memory = selective_scan(x, steps, rates, writes, reads, previous.memory.to(dtype), starts)
+        # a copy, since the ids may be a view of the caller's tensor
         return y + self.skip * x, memory, segment_ids.clone()
 
     def extra_repr(self) -> str:

@@ -77,6 +77,7 @@ class AbsolutePosition(Position, ABC):
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if isinstance(positions.layout, ContiguousLayout):
             return x + self.rows(positions.position_ids[:1]).to(x.dtype)
+        # only tensors know the position of a static step, and its limit says that it exists
         if isinstance(positions.layout, StepLayout):
             return x + self.known_rows(positions.position_ids).to(x.dtype)
         # the position ids of padding have no meaning and may be outside the table
@@ -202,11 +203,13 @@ class GridPosition(AbsolutePosition):
 
     def coordinates(self, position_ids: Int[Tensor, "*p"]) -> list[Int[Tensor, "*p"]]:
         """The coordinate of each position on each axis; tokens before the array get those of its first cell."""
+        # tokens before the array have no cell; their vectors are zeroed afterwards
         cells = (position_ids - self.prefix_tokens).clamp(min=0)
         if self.order is not None:
             cells = self.order[cells]
         reversed_coordinates: list[Tensor] = []
         for size in reversed(self.shape):
+            # row-major: the last axis changes fastest
             reversed_coordinates.append(cells % size)
             cells = cells // size
         return reversed_coordinates[::-1]

@@ -105,6 +105,7 @@ class T5BiasPosition(Position, PerHeadTensors):
         """The bucket of each signed distance (key position minus query position)."""
         if self.direction == "past":
             return torch.bucketize(-distances, self.edges, right=True)
+        # later keys have the second half of the table
         return torch.bucketize(distances.abs(), self.edges, right=True) + (distances > 0) * (self.weight.shape[0] // 2)
 
     def score(
@@ -138,6 +139,7 @@ def bucket_edges(buckets: int, max_distance: int) -> list[int]:
     growing = buckets - exact
     edges = list(range(1, exact + 1))
     for step in range(1, growing):
+        # the inequality of the logarithms as one of whole powers
         target = max_distance**step * exact**growing
         edges.append(bisect.bisect_left(range(max_distance + 1), target, key=lambda n: n**growing * exact**step))
     return edges
@@ -169,6 +171,7 @@ class KerplePosition(Position, PerHeadTensors):
             raise ValueError(f"KerplePosition: variant '{variant}' must be one of {', '.join(get_args(KerpleVariant))}")
         self.variant: KerpleVariant = variant
         r1, r2 = ((limit * torch.rand(heads)).clamp(min=MIN_START) for limit in (2.0, 1.0))
+        # stored before softplus and sigmoid, so that both begin at the drawn numbers
         self.raw_r1 = nn.Parameter(_inverse_softplus(r1))
         self.raw_r2 = nn.Parameter(torch.logit(r2 / 2) if variant == "power" else _inverse_softplus(r2))
 
@@ -228,6 +231,7 @@ class FirePosition(Position, PerHeadTensors):
             query_ids = query_positions.position_ids[:1]
         else:
             query_ids = query_positions.position_ids
+        # magnitudes: a learned factor or c below zero would be no length
         longest = torch.maximum(query_ids.to(compute_dtype), self.length * self.length_factor.abs().to(compute_dtype))
         share = self._psi(distances.to(compute_dtype)) / (self._psi(longest) + self.epsilon)[..., None]
         hidden = self.hidden(share[..., None].to(self.hidden.weight.dtype)).relu()
@@ -241,6 +245,7 @@ class FirePosition(Position, PerHeadTensors):
 
 
 def _inverse_softplus(x: Float[Tensor, " h"]) -> Float[Tensor, " h"]:
+    # log(exp(x) - 1), without an exponential that overflows
     return x + torch.log(-torch.expm1(-x))
 
 
@@ -273,4 +278,5 @@ class DistanceAwarePosition(Position, PerHeadTensors):
     def factor(self, distances: Int[Tensor, "*p"]) -> Float[Tensor, "h *p"]:
         """The factor of scores at these distances, for each head; written so that no exponential overflows."""
         w, v = (x.view(-1, *(1 for _ in distances.shape)) for x in (self.w, self.v))
+        # log(1 + exp(v)) - log(1 + exp(v - R)), of which the exponential is the quotient
         return torch.exp(F.softplus(v) - F.softplus(v - w * distances.abs()))

@@ -18,6 +18,7 @@ from manyformer.system.devices import float64_device
 
 def rotary_frequencies(width: int, base: float) -> Float64[Tensor, " p"]:
     """The frequency of each pair of `width` channels: base^(-2k / width) (Su et al. 2021, section 3.2.2)."""
+    # float64: an error of a frequency grows with the position that it is multiplied with
     return base ** -(torch.arange(0, width, 2, dtype=torch.float64, device="cpu") / width)
 
 
@@ -94,6 +95,7 @@ class DynamicNTKRotaryScaling:
 
     def frequencies(self, width: int, base: float, length: Tensor) -> Float64[Tensor, "*n p"]:
         """The frequencies for a query that is the last of `length` tokens, where there is float64."""
+        # shorter texts keep the frequencies of training
         length = length.to(float64_device(length.device)).double().clamp(min=self.original_length)
         length_factor = self.factor * length / self.original_length - (self.factor - 1)
         bases = base * length_factor ** (width / max(1, width - 2))

@@ -1,6 +1,6 @@
 """Transformer-XL's relative positions: projected sinusoids of the distance between query and key."""
 
-from typing import final
+from typing import NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
@@ -26,6 +26,15 @@ MAX_TABLE_DISTANCE = 1 << 13
 
 PROJECTION_MARGIN = 256
 """Distances beyond the requested ones that are projected in advance for the next decoding steps."""
+
+
+class _ProjectedDistances(NamedTuple):
+    """The projected sinusoids of a range of distances, and what they were computed from, which makes them stale."""
+
+    origin: tuple[object, ...]
+    lookback: int
+    lookahead: int
+    vectors: Float[Tensor, "h r e"]
 
 
 @final
@@ -85,7 +94,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
         nn.init.normal_(self.r_proj.weight, std=0.02)
         # no buffer: converting the model to another dtype must not round the table
         self._table: Tensor | None = None
-        self._projected: tuple[tuple[object, ...], int, int, Tensor] | None = None
+        self._projected: _ProjectedDistances | None = None
 
     @property
     def query_vector(self) -> Float[Tensor, "h e"]:
@@ -100,6 +109,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
     ) -> PairScores:
         distances, lookback, lookahead = _pair_distances(query_positions, key_positions, has_all_keys=self.training)
         vectors = self.distance_vectors(lookback, lookahead)
+        # `query` has added u already, which this takes away again: (q + v) of the paper
         distance_scores: Tensor = (q + (self.biases.v - self.biases.u)[:, None]) @ vectors.mT * q.shape[-1] ** -0.5
         if distances is None:
             return logits + toeplitz_view(distance_scores, k.shape[2])
@@ -119,18 +129,21 @@ class TransformerXLPosition(Position, PerHeadTensors):
             return self._project(lookback, lookahead)
         # when decoding one token, projecting all distances would take longer than the rest of the step
         autocast = has_autocast(device_type) and torch.is_autocast_enabled(device_type)
-        cache_key = (weight.data_ptr(), weight._version, weight.dtype, weight.device, autocast, self.clamp)
+        origin = (weight.data_ptr(), weight._version, weight.dtype, weight.device, autocast, self.clamp)
         projected = self._projected
-        if projected is None or projected[0] != cache_key or lookback > projected[1] or lookahead > projected[2]:
+        is_stale = projected is None or projected.origin != origin
+        if projected is None or is_stale or lookback > projected.lookback or lookahead > projected.lookahead:
             limits = max(lookback, 0) + PROJECTION_MARGIN, max(lookahead, 0)
             # outside inference mode: see `_sinusoids`
             with torch.inference_mode(mode=False), torch.no_grad():
-                self._projected = projected = cache_key, *limits, self._project(*limits)
-        start = projected[1] - lookback
-        return projected[3][:, start : start + lookback + lookahead + 1]
+                projected = _ProjectedDistances(origin, *limits, self._project(*limits))
+            self._projected = projected
+        start = projected.lookback - lookback
+        return projected.vectors[:, start : start + lookback + lookahead + 1]
 
     def _project(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
         vectors: Tensor = self.r_proj(self.dropout(self._sinusoids(lookback, lookahead).to(self.r_proj.weight.dtype)))
+        # (r, h e) to (h, r, e), as scores are multiplied head by head
         return vectors.view(len(vectors), self.heads, -1).transpose(0, 1)
 
     def _sinusoids(self, lookback: int, lookahead: int) -> Float[Tensor, "r d"]:
@@ -158,7 +171,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
 
     # the signature of torch.nn.Module
     def train(self, mode: bool = True) -> "TransformerXLPosition":  # noqa: FBT001, FBT002
-        # sharded weights are freed and gathered again, and may change without a change of `cache_key`
+        # sharded weights are freed and gathered again, and may change without a change of `origin`
         self._projected = None
         return super().train(mode)
 
