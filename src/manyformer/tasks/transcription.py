@@ -15,7 +15,7 @@ from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.speech_recognizer import label_targets
 from manyformer.scores import ScoreKind, ScoreRecord, character_error_rate, word_error_rate
 from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Inputs, ScoreSums, Task, likelihood, token_scores
+from manyformer.tasks.task import LIKELIHOOD_SHARE, Inputs, ScoreSums, Task, likelihood, token_scores
 from manyformer.tasks.toy import PERIOD, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
 from manyformer.tasks.translation import EncoderDecoderTask
 
