@@ -133,7 +133,7 @@ def read_array(path: Path, member: ArchiveMember) -> NDArray[Any]:
 def read_arrays(
     path: Path, names: Collection[str], log: LogFn | None = None, *, ignored: Collection[str] = ()
 ) -> dict[str, NDArray[Any]]:
-    """The arrays of an archive that have one of these names; the log is told of others, but for `ignored` ones.
+    """The arrays of an archive that have one of these names; the log names others, but for `ignored` ones.
 
     Raises UserError as `array_members` and `read_array` do, and where all together are too large."""
     members = array_members(path)
@@ -238,7 +238,7 @@ def _check_member_size(actual: int, header: ArrayHeader, path: Path, name: str) 
     # pickled objects have any length, and are refused where they are read
     if header.dtype.hasobject or header.size == actual:
         return
-    # the bound is told first: no file of that size would help
+    # the bound comes first: no file of that size would help
     check_array_size(path, header.size, f"the array {name}")
     problem = "incomplete" if actual < header.size else "damaged"
     raise UserError(

@@ -59,7 +59,7 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
     @staticmethod
     @abstractmethod
     def read_archive(path: Path, log: LogFn | None = None) -> ArraysT:
-        """The arrays of an archive; the log is told of arrays that are not read. Raises UserError for a defect."""
+        """The arrays of an archive; a line in the log names arrays that are not read. Raises UserError for a defect."""
 
     def read_sources(self) -> ArraysT:
         """The arrays that the section names. Raises UserError for a defect."""

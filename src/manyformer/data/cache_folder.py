@@ -211,7 +211,7 @@ def _replace_files(cache: Path, folder: Path) -> None:
 def _load_if_current(cache: Path, key: str, settings: dict[str, Any], log: LogFn | None = None) -> PreparedData | None:
     """The data in the cache if its settings have this key, and the sampled content of its sources is the same.
 
-    The log is told of sources with other content. Raises DamagedFile."""
+    The log names sources with other content. Raises DamagedFile."""
     record = read_record(cache)
     if record is None or record.key != key:
         return None

@@ -69,7 +69,7 @@ class RecordedEpisodes(NamedTuple):
 
 
 def read_archive(path: Path, log: LogFn | None = None) -> RecordedEpisodes:
-    """The episodes in a NumPy archive; the log is told of arrays that are not read.
+    """The episodes in a NumPy archive; a line in the log names arrays that are not read.
 
     Raises UserError for a defect, with the number of the episode from 0 on."""
     members = array_members(path)
@@ -128,7 +128,7 @@ def _join_episodes(episodes: list[dict[str, NDArray[Any]]], path: str) -> dict[s
 
 
 def generate_episodes(path: str, count: int) -> RecordedEpisodes:
-    """`count` episodes of the environment `generated:NAME`. Raises UserError for one without a behaviour of its own."""
+    """`count` episodes of the environment `generated:NAME`. Raises UserError for one without a behavior of its own."""
     name = path.removeprefix(GENERATED_PREFIX)
     names = [key for key, kind in OWN_ENVIRONMENTS.items() if issubclass(kind, GraphTask)]
     if name not in names:
@@ -177,12 +177,12 @@ def check_episodes(arrays: Mapping[str, NDArray[Any]], name: str) -> RecordedEpi
     else:
         checked_actions = whole_numbers(arrays, "actions", (steps,), name)
     episodes = RecordedEpisodes(
-        check_numbers(arrays, "observations", (steps, None), name, place=place),
-        checked_actions,
-        check_numbers(arrays, "rewards", (steps,), name, place=place),
-        lengths,
-        _read_bound(arrays, "action_low", checked_actions, name),
-        _read_bound(arrays, "action_high", checked_actions, name),
+        observations=check_numbers(arrays, "observations", (steps, None), name, place=place),
+        actions=checked_actions,
+        rewards=check_numbers(arrays, "rewards", (steps,), name, place=place),
+        lengths=lengths,
+        action_low=_read_bound(arrays, "action_low", checked_actions, name),
+        action_high=_read_bound(arrays, "action_high", checked_actions, name),
     )
     _check_actions(episodes, episode_of, name)
     _check_returns(episodes, arrays, name)

@@ -185,7 +185,7 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
             yield from self.length_limits(plans)
 
     def read_file(self, path: EvaluationPath, read: Callable[[SourceT], Iterator[ReadT]]) -> Iterator[ReadT]:
-        """The records of other data, as `read` reads its sources; the log is told how they are read and what is odd."""
+        """The records of other data, as `read` reads its sources; the log says how they are read and what is odd."""
         for source in self.open_sources(path, "test"):
             for note in source.notes:
                 self.request.log(note)

@@ -179,10 +179,11 @@ class ForeignTokenizer(Tokenizer):
         # what the template of the tokenizer puts around a text is seen on the shortest one
         encoding = self._inner.encode("a")
         is_special = encoding.special_tokens_mask
-        first = is_special.index(0) if 0 in is_special else 0
         if 0 in is_special:
+            first = is_special.index(0)
             last = len(is_special) - is_special[::-1].index(0)
         else:
+            first = 0
             last = len(is_special)
         prefix = tuple(encoding.ids[:first])
         # the last token behind a text is `eos`, which data adds itself, so it is no affix
@@ -250,12 +251,10 @@ def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:
     # the template of a pair: special tokens, "a", separators, "a", special tokens
     encoding = inner.encode("a", "a")
     texts = [index for index, is_special in enumerate(encoding.special_tokens_mask) if not is_special]
-    between = encoding.ids[texts[0] : texts[-1]] if texts else []
-    if texts:
-        mask = encoding.special_tokens_mask[texts[0] : texts[-1]]
-    else:
-        mask = []
-    separators = [token for token, is_special in zip(between, mask) if is_special]
+    if not texts:
+        return 1
+    between = range(texts[0], texts[-1])
+    separators = [encoding.ids[index] for index in between if encoding.special_tokens_mask[index]]
     if separators and set(separators) == {eos}:
         return len(separators)
     return 1

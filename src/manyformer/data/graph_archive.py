@@ -72,7 +72,7 @@ class GraphArrays(NamedTuple):
 
 
 def read_graph_archive(path: Path, log: LogFn | None = None) -> GraphArrays:
-    """The graphs in a NumPy archive; the log is told of arrays that are not read.
+    """The graphs in a NumPy archive; a line in the log names arrays that are not read.
 
     Raises UserError for a defect, with the number of the edge or node from 0 on."""
     members = array_members(path)
@@ -193,7 +193,17 @@ def check_graphs(arrays: Mapping[str, NDArray[Any]], name: str) -> GraphArrays:
     if "edge_features" in arrays:
         edge_features = check_numbers(arrays, "edge_features", (len(edges), None), name, place=lambda i: f"edge {i}")
     splits = read_splits(arrays, labels, name)
-    return GraphArrays(values, columns, feature_count, edges, labels, node_counts, label_names, edge_features, splits)
+    return GraphArrays(
+        values=values,
+        columns=columns,
+        feature_count=feature_count,
+        edges=edges,
+        labels=labels,
+        node_counts=node_counts,
+        label_names=label_names,
+        edge_features=edge_features,
+        splits=splits,
+    )
 
 
 def _read_features(

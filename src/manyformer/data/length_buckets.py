@@ -171,7 +171,7 @@ class PairDataset(SequenceDataset):
         source, source_segments = gather_padded(self._source, indices, pad=self._source_pad)
         target, target_segments = gather_padded(self._target, indices, pad=self._target_pad, skip_last=1)
         targets, _ = gather_padded(self._target, indices, pad=IGNORE_INDEX, skip_first=1)
-        return Seq2SeqBatch(source, target, targets, source_segments, target_segments)
+        return Seq2SeqBatch(source, target, targets, source_segments=source_segments, target_segments=target_segments)
 
 
 class TokenRows(SequenceDataset):
@@ -224,7 +224,7 @@ class SentencePairDataset(TokenRows):
 
     def make_batch(self, indices: IntArray) -> ClassificationBatch:
         tokens, segments, (parts, labels) = self.rows(indices, PADDING_SEGMENT, 0)
-        return ClassificationBatch(tokens, labels[:, 0], segments, None, parts)
+        return ClassificationBatch(tokens, labels[:, 0], segments, parts=parts)
 
 
 @final
@@ -242,7 +242,7 @@ class QuestionDataset(TokenRows):
         roles = None
         if self._has_global_question:
             roles = first_text_roles(parts)
-        return AnswerSpanBatch(tokens, ends, segments, roles, parts)
+        return AnswerSpanBatch(tokens, ends, segments, roles=roles, parts=parts)
 
 
 @final

@@ -50,7 +50,7 @@ class FrameSettings(NamedTuple):
         return 1 << (self.window - 1).bit_length()
 
     def frame_counts(self, samples: IntArray) -> IntArray:
-        """The frames of recordings with so many samples; the first is centred at the first sample."""
+        """The frames of recordings with so many samples; the first is centered at the first sample."""
         # as `torch.stft` with centered windows counts
         return 1 + samples // self.hop
 
@@ -78,7 +78,7 @@ def mel_filters(settings: FrameSettings) -> Float[Tensor, "m k"]:
 def log_mel(
     waves: Float[Tensor, "b n"], settings: FrameSettings, filters: Float[Tensor, "m k"]
 ) -> Float[Tensor, "b f m"]:
-    """The natural logarithm of the power in each band, of Hann windows centred at multiples of the hop.
+    """The natural logarithm of the power in each band, of Hann windows centered at multiples of the hop.
 
     A recording is surrounded by zeros, so what follows its end may be padding."""
     window = torch.hann_window(settings.window, dtype=waves.dtype)

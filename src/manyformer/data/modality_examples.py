@@ -82,7 +82,7 @@ class ModalityArrays(NamedTuple):
 
 
 def read_modality_archive(path: Path, log: LogFn | None = None) -> ModalityArrays:
-    """The examples in a NumPy archive; the log is told of arrays that are not read.
+    """The examples in a NumPy archive; a line in the log names arrays that are not read.
 
     Raises UserError for a defect, with the number of the example from 0 on."""
     return check_modalities(read_arrays(path, ARRAYS, log), str(path))
@@ -117,7 +117,15 @@ def check_modalities(arrays: Mapping[str, NDArray[Any]], name: str) -> ModalityA
             first = next(iter(part_index))
             raise UserError(f"{name}: {key} are for {len(array):,} examples, and {first}_index for {examples:,}")
     _check_presence(part_index, name)
-    return ModalityArrays(images, recordings, texts, part_index, labels, label_names, read_splits(arrays, labels, name))
+    return ModalityArrays(
+        images=images,
+        recordings=recordings,
+        texts=texts,
+        part_index=part_index,
+        labels=labels,
+        label_names=label_names,
+        splits=read_splits(arrays, labels, name),
+    )
 
 
 def _check_images(images: NDArray[Any], name: str) -> NDArray[np.uint8]:
@@ -268,7 +276,7 @@ class CaptionReader(ExampleReader):
         assert texts is not None
         source = torch.from_numpy(arrays.images[arrays.part_index["image"][examples]])
         target, targets, segments = texts.targets(arrays.part_index["text"][examples])
-        return Seq2SeqBatch(source, target, targets, None, segments)
+        return Seq2SeqBatch(source, target, targets, target_segments=segments)
 
 
 class PartsReader(ExampleReader):

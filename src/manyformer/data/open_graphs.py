@@ -48,17 +48,12 @@ class GraphRows:
         if not directed:
             # messages pass along edges, so an undirected one needs both directions
             edges = np.concatenate([edges, edges[:, ::-1]])
-            if edge_features is None:
-                edge_features = None
-            else:
+            if edge_features is not None:
                 edge_features = np.concatenate([edge_features, edge_features])
         # sorted by target, and each only once
         self._edges, first = np.unique(edges[:, ::-1], axis=0, return_index=True)
         self._edges = self._edges[:, ::-1]
-        if edge_features is None:
-            self._edge_features = None
-        else:
-            self._edge_features = edge_features[first]
+        self._edge_features = None if edge_features is None else edge_features[first]
         self._edge_bounds = np.searchsorted(self._edges[:, 1], np.append(self._starts, self._stops[-1]))
 
         # once, since their time grows with the cube of the nodes
@@ -80,18 +75,23 @@ class GraphRows:
             # graphs of a row are segments, which see nothing of each other
             segments[number, : counts.sum()] = np.repeat(np.arange(len(row)), counts)
         edge_rows = [self._row_edges(row) for row in rows]
+        batch = GraphBatch(
+            features=_pad_rows([self.graphs.values[index] for index in nodes], 0),
+            edges=_pad_rows([edges for _, edges in edge_rows], NO_EDGE),
+            targets=self._targets(rows, nodes, split),
+            # all 0: one graph a row, and all of one size
+            segments=torch.from_numpy(segments) if segments.any() else None,
+        )
         columns = self.graphs.columns
         edge_features = self._edge_features
         eigenvectors = self._eigenvectors
-        return GraphBatch(
-            _pad_rows([self.graphs.values[index] for index in nodes], 0),
-            _pad_rows([edges for _, edges in edge_rows], NO_EDGE),
-            self._targets(rows, nodes, split),
-            torch.from_numpy(segments) if segments.any() else None,
-            None if columns is None else _pad_rows([columns[index] for index in nodes], 0),
-            None if edge_features is None else _pad_rows([edge_features[index] for index, _ in edge_rows], 0),
-            None if eigenvectors is None else _pad_rows([eigenvectors[index] for index in nodes], 0),
-        )
+        if columns is not None:
+            batch = batch._replace(columns=_pad_rows([columns[index] for index in nodes], 0))
+        if edge_features is not None:
+            batch = batch._replace(edge_features=_pad_rows([edge_features[index] for index, _ in edge_rows], 0))
+        if eigenvectors is not None:
+            batch = batch._replace(eigenvectors=_pad_rows([eigenvectors[index] for index in nodes], 0))
+        return batch
 
     def _laplacian_positions(self, count: int) -> NDArray[np.float32]:
         bounds = self._edge_bounds

@@ -113,25 +113,20 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
             raise UserError(f"data.{split} holds no text; hold out a larger fraction or give a path")
         masked = self.form == "masked"
         tokenizer = self.tokenizers.target
-        ends = None
-        if data.text_parts == "sentences":
-            ends = tokens_that_end_sentences(tokenizer)
+        batch_maker: BatchMaker = NextTokenBatches()
+        neighbours = None
         if masked:
             tokenizer.required_mask("masked language modelling")
-        if masked:
-            batch_maker: BatchMaker = MaskedBatches(data.masking, tokenizer, ends)
+            ends = tokens_that_end_sentences(tokenizer) if data.text_parts == "sentences" else None
+            batch_maker = MaskedBatches(data.masking, tokenizer, ends)
         else:
-            batch_maker = NextTokenBatches()
+            neighbours = open_neighbour_table(data.neighbours, shard, tokenizer.vocab)
         windows = self.request.windows
         # held-out rows may be windows longer than a batch
         rows = max(1, batch_tokens // (data.length if windows is None else windows.context))
         layout = make_layout(data, shard, rows, pad=tokenizer.pad, shifted=not masked, windows=windows)
         # what decides the batches, so that a checkpoint of other batches is refused
         fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
-        if masked:
-            neighbours = None
-        else:
-            neighbours = open_neighbour_table(data.neighbours, shard, tokenizer.vocab)
         return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
 
     def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:

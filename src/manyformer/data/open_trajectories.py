@@ -106,12 +106,12 @@ class TrajectoryWindows:
         else:
             targets = actions.masked_fill(is_padding, IGNORE_INDEX)
         return TrajectoryBatch(
-            torch.from_numpy(self._returns[steps]),
-            torch.from_numpy(self._observations[steps]),
-            actions,
-            targets,
-            torch.from_numpy(steps - self._starts[steps]),
-            segments,
+            returns=torch.from_numpy(self._returns[steps]),
+            observations=torch.from_numpy(self._observations[steps]),
+            actions=actions,
+            targets=targets,
+            timesteps=torch.from_numpy(steps - self._starts[steps]),
+            segments=segments,
         )
 
 
@@ -320,12 +320,12 @@ def _join(episodes: RecordedEpisodes, following: RecordedEpisodes) -> RecordedEp
     high = episodes.action_high
     other_high = following.action_high
     return RecordedEpisodes(
-        np.concatenate([episodes.observations, following.observations]),
-        np.concatenate([episodes.actions, following.actions]),
-        np.concatenate([episodes.rewards, following.rewards]),
-        np.concatenate([episodes.lengths, following.lengths]),
-        None if low is None or other_low is None else np.minimum(low, other_low),
-        None if high is None or other_high is None else np.maximum(high, other_high),
+        observations=np.concatenate([episodes.observations, following.observations]),
+        actions=np.concatenate([episodes.actions, following.actions]),
+        rewards=np.concatenate([episodes.rewards, following.rewards]),
+        lengths=np.concatenate([episodes.lengths, following.lengths]),
+        action_low=None if low is None or other_low is None else np.minimum(low, other_low),
+        action_high=None if high is None or other_high is None else np.maximum(high, other_high),
     )
 
 

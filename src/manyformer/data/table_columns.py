@@ -8,7 +8,7 @@ A first line is a header if `data.header` says so, if a setting names a column, 
   the file differs from it: all other labels are numbers, or texts of several words.
 
 Only the first rows are looked at, and a line tells what was taken for a header, or what may be one.
-A file of running text that looks like a table is told of too: its separators and labels would be learned as text.
+A file of running text that looks like a table is named, too: its separators and labels would be learned as text.
 """
 
 import csv

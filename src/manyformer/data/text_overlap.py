@@ -15,7 +15,7 @@ PASSAGE_CHARACTERS = 200
 
 OVERLAP_CHARACTERS = 2000
 """Documents that share passages of this length in total overlap, even if it is a small part of both: more than a
-licence or a heading that many documents have."""
+license or a heading that many documents have."""
 
 _WINDOWS_PER_CHUNK = 1 << 20
 # odd, so that its powers are invertible modulo 2^64

@@ -58,8 +58,10 @@ class ShardWriter:
         # the smallest type that holds all ids: shards take most of the space of a run
         if vocab <= 1 << 8:
             self._name: TokenDtype = "uint8"
+        elif vocab <= 1 << 16:
+            self._name = "uint16"
         else:
-            self._name = "uint16" if vocab <= 1 << 16 else "uint32"
+            self._name = "uint32"
         self.dtype = np.dtype(self._name).newbyteorder("<")
         self._hash = hashlib.sha256()
         self._count = self._documents = self._characters = self._bytes = self._largest = 0

@@ -73,7 +73,7 @@ class AnswerSpans(EncoderTask[SpanReader]):
     def batch(self, model: SpanReader, inputs: Inputs, targets: Tensor) -> AnswerSpanBatch:
         tokens, segments, roles, parts = self.arguments(model, inputs)
         # some contracts draw a target for each token
-        return AnswerSpanBatch(tokens, targets[:, :2], segments, roles, parts)
+        return AnswerSpanBatch(tokens, targets[:, :2], segments, roles=roles, parts=parts)
 
     def random_targets(self, model: SpanReader, inputs: Inputs, generator: Generator) -> Tensor:
         return torch.zeros(len(inputs.tokens), 2, dtype=torch.long, device=inputs.tokens.device)
@@ -120,7 +120,9 @@ class AnswerSpans(EncoderTask[SpanReader]):
         model = request.model
         tokenizer = request.tokenizers.source
         waiting = iter(questions)
-        encode, has_global_question = DocumentEncoder(tokenizer), request.section.global_tokens == "question"  # type: ignore[attr-defined]
+        encode = DocumentEncoder(tokenizer)
+        section: Any = request.section
+        has_global_question = section.global_tokens == "question"
         while chunk := list(islice(waiting, ROWS_PER_BATCH)):
             rows = [frame_question(question, document, encode, request.row_length) for question, document in chunk]
             tokens, segments, parts = pad_texts(rows, tokenizer.pad, model.device)

@@ -154,9 +154,6 @@ def batch_of_tokens(embed: PartEmbedding, inputs: Inputs, labels: Int[Tensor, " 
         if tokens.shape[1]:
             # the first token that is no padding
             index = is_token.long().argmax(1, keepdim=True)
-        else:
-            index = tokens
-        if tokens.shape[1]:
             first = tokens.gather(1, index)[:, 0]
         else:
             first = tokens.new_zeros(len(tokens))

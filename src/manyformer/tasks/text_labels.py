@@ -151,7 +151,7 @@ class Classification(TextLabelTask):
 class SentencePairs(TextLabelTask):
     """Assigns one label to each pair of sentences, which share a row (Devlin et al. 2019, section 4.1).
 
-    Models with sentence types or parts are told which sentence a token belongs to; in drawn tokens the first one is
+    Models with sentence types or parts get the sentence that each token belongs to; in drawn tokens the first one is
     the first sentence."""
 
     name = "sentence-pairs"

@@ -336,5 +336,5 @@ def _is_clear(dash: _Dash, occupied: list[Point]) -> bool:
 
 
 def _coverage(distance: FloatArray, radius: float) -> FloatArray:
-    """How much of a pixel lies within `radius` of a line or point, by the distance of its centre, roughly."""
+    """How much of a pixel lies within `radius` of a line or point, by the distance of its center, roughly."""
     return (radius + 0.5 - distance).clip(0, 1)
