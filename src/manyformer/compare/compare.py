@@ -53,14 +53,16 @@ def comparison_errors(comparison: Comparison) -> Iterator[str]:
     file = comparison.file
     if file.reference is not None and file.reference not in names:
         yield f"reference: there is no case '{file.reference}'; {suggest_names(file.reference, names)}"
-    # trials mostly differ in the optimizer
-    models = {(case.name, json_text(trial.run.model)): trial.run for case in comparison.cases for trial in case.trials}
+    checks: list[tuple[str, Callable[[], object]]] = []
+    for text in file.claims:
+        checks.append(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)))
+    for case in comparison.cases:
+        checks += [("", partial(check_score, score, case.run)) for score in file.score]
+    for case in comparison.cases:
+        # trials mostly differ in the optimizer: each model is built once
+        models = {json_text(trial.run.model): trial.run for trial in case.trials}
+        checks += [(f"case {case.name}: ", partial(build_on_meta, run.recipe, run.model)) for run in models.values()]
     # every problem is said at once: a file is mended in one go
-    checks: list[tuple[str, Callable[[], object]]] = [
-        *(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)) for text in file.claims),
-        *(("", partial(check_score, score, case.run)) for case in comparison.cases for score in file.score),
-        *((f"case {name}: ", partial(build_on_meta, run.recipe, run.model)) for (name, _), run in models.items()),
-    ]
     for prefix, check in checks:
         try:
             check()

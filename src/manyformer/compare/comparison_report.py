@@ -179,11 +179,11 @@ class ComparisonResult:
         for case in self.cases:
             trials = [trial for trial in self.trials if trial.case == case]
             best = {measurement.trial for measurement in self.measurements_of(case)}
-            texts = [
-                f"{trial.trial}: {NO_VALUE if trial.selection is None else f'{trial.selection:.4g}'}"
-                f"{' (best)' if trial.trial in best else ''}"
-                for trial in trials
-            ]
+            texts = []
+            for trial in trials:
+                selection = NO_VALUE if trial.selection is None else f"{trial.selection:.4g}"
+                mark = " (best)" if trial.trial in best else ""
+                texts.append(f"{trial.trial}: {selection}{mark}")
             if texts:
                 yield f"trials of {case}: {'; '.join(texts)}"
 

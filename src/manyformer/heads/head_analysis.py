@@ -151,9 +151,10 @@ class HeadAnalysis:
             visible &= keys[None] <= queries[:, None]
         counts = None
         if self._frequencies is not None:
-            table = self._frequencies.text
             if has_source and not is_cross:
                 table = self._frequencies.answer
+            else:
+                table = self._frequencies.text
             if table is not None:
                 counts = table[np.array(key_tokens)[keys]]
         return SentenceWeights(weights[:, queries][:, :, keys], queries, keys, visible, counts)

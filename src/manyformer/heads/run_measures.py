@@ -63,15 +63,16 @@ def relevance_in_run(
     totals = dict[str, torch.Tensor]()
     predictions = 0
     for count, text in enumerate(held_out_sentences(trained, sentences), 1):
-        target = task.text_passes(model, text)[-1]
-        tokens, source = (torch.tensor([ids], device=model.device) for ids in (target.tokens, target.source_tokens))
         # the last pass is that over the target, whose logits are the predictions
-        relevances = head_relevance(model, Inputs(tokens, source=source if target.source_tokens else None))
+        target = task.text_passes(model, text)[-1]
+        inputs = Inputs(torch.tensor([target.tokens], device=model.device))
+        if target.source_tokens:
+            inputs = inputs._replace(source=torch.tensor([target.source_tokens], device=model.device))
+        relevances = head_relevance(model, inputs)
         for part, relevance in relevances.items():
             # weighted by the number of predictions, so that every token counts the same
-            totals[part] = totals.get(part, torch.zeros(())) + layer_relevance(relevance).cpu().double() * len(
-                relevance
-            )
+            weighted = layer_relevance(relevance).cpu().double() * len(relevance)
+            totals[part] = totals.get(part, torch.zeros(())) + weighted
         predictions += len(next(iter(relevances.values())))
         on_sentence(count)
     return {part: total / predictions for part, total in totals.items()}

@@ -79,9 +79,9 @@ def render_live_page(page_data: dict[str, Any]) -> str:
 def _fill_template(page_data: dict[str, Any], program_parts: Sequence[str], *, connect: str) -> str:
     """The page's template with its parts; `connect` is where the page may send requests to."""
     # hashes are those of what stands in the page: the texts after the removal, before compression
-    style, loader, program = (
-        _remove_indentation("".join(map(_read_part, names))) for names in (("page.css",), ("loader.js",), program_parts)
-    )
+    style = _remove_indentation(_read_part("page.css"))
+    loader = _remove_indentation(_read_part("loader.js"))
+    program = _remove_indentation("".join(map(_read_part, program_parts)))
     policy = (
         f"default-src 'none'; script-src '{_sha256(loader)}' '{_sha256(program)}'; style-src '{_sha256(style)}'; "
         f"connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'"
@@ -94,9 +94,8 @@ def _fill_template(page_data: dict[str, Any], program_parts: Sequence[str], *, c
         "program": deflate(program.encode()),
         "loader": loader,
     }
-    first, *sections = _read_part("page.html").split("{{")
     # one pass over the template: a value that contains a placeholder's name stays as it is
-    return first + "".join(parts[name] + rest for name, _, rest in (part.partition("}}") for part in sections))
+    return re.sub(r"\{\{(.*?)\}\}", lambda placeholder: parts[placeholder[1]], _read_part("page.html"))
 
 
 def json_for_script(value: Any) -> str:
@@ -110,7 +109,8 @@ def _read_part(name: str) -> str:
 
 def _remove_indentation(source: str) -> str:
     """Source code without indentation and comment lines, which have no meaning in a script or a style."""
-    return re.sub(r"^(//.*|/\*\*.*\*/)\n", "", re.sub(r"^[ ]+", "", source, flags=re.MULTILINE), flags=re.MULTILINE)
+    unindented = re.sub(r"^[ ]+", "", source, flags=re.MULTILINE)
+    return re.sub(r"^(//.*|/\*\*.*\*/)\n", "", unindented, flags=re.MULTILINE)
 
 
 def _sha256(text: str) -> str:
