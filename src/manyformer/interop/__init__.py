@@ -1,4 +1,4 @@
-"""Weights of other libraries' models as models of this library, and back."""
+"""Models of Hugging Face's `transformers` as models of this library, and back."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

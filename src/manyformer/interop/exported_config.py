@@ -113,6 +113,7 @@ def config_fields(model: Model) -> dict[str, Any]:
     Sizes have the names that other programs look for. Raises UserError for a kind that `transformers` does not have."""
     kind = auto_class_of(model)
     keywords = model.spec.keywords
+    # under the names that other programs look for, whatever the recipe calls them
     sizes = {
         "vocab_size": getattr(model, "vocab", keywords.get("vocab")),
         "hidden_size": keywords.get("dim"),
@@ -145,6 +146,7 @@ def label_fields(model: Model, kind: AutoClass) -> dict[str, Any]:
     """The fields of a config with the names of a classifier's classes; none for other models."""
     if not kind.suffix.endswith("Classification"):
         return {}
+    # the names that transformers itself gives to labels without any
     names = model.labels or [f"LABEL_{number}" for number in range(model.spec.keywords["classes"])]
     return {"id2label": dict(enumerate(names)), "label2id": {name: number for number, name in enumerate(names)}}
 
@@ -191,6 +193,7 @@ def generation_of(model: Model) -> GenerationSettings:
         target = model.tokenizer[1]
     else:
         target = model.tokenizer or NativeTokenizer
+    # a tokenizer may end texts with its padding or start token, which then must be written
     banned = {target.pad, target.bos} - set(target.stop_ids)
     return GenerationSettings(
         start=target.bos, pad=target.pad, stop_ids=target.stop_ids, banned_ids=tuple(sorted(banned))
@@ -216,6 +219,7 @@ PREFIX = "model."
 
 def stored_names(model: Model) -> list[str]:
     """The names of a model's weights, of shared ones the first."""
+    # shared weights are written once, so that a file is no larger than the model
     first_names: dict[int, str] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
         first_names.setdefault(id(tensor), name)

@@ -213,6 +213,7 @@ class WeightFiles(Mapping[str, Tensor]):
             raise _no_weights(folder)
 
     def __getitem__(self, name: str) -> Tensor:
+        # opened anew for each tensor, so that the file may be larger than the memory
         with self._opened(self._files[name], name) as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor
@@ -320,6 +321,7 @@ class AdaptedWeights(WeightFiles):
         super().__init__(base)
         self._file = folder / ADAPTER_WEIGHTS
         self._config = HFConfig.read_file(folder / ADAPTER_CONFIG)
+        # judged by the settings before any tensor is read
         self._check_kind()
         self._tensors = self._read()
         pairs = {name.removesuffix(LORA_A) for name in self._tensors if name.endswith(LORA_A)}
@@ -340,6 +342,7 @@ class AdaptedWeights(WeightFiles):
             return tensor
         a, b = (self._tensors[self._adapted[name] + end].float() for end in (LORA_A, LORA_B))
         is_transposed = self._config.flag("fan_in_fan_out", default=False)
+        # GPT-2's matrices are stored as (inputs, outputs), those of adapters never
         outputs, inputs = reversed(tensor.shape) if is_transposed else tensor.shape
         rank = self._rank(self._adapted[name])
         alpha = self._config.number("lora_alpha", 8.0)
@@ -350,6 +353,7 @@ class AdaptedWeights(WeightFiles):
             )
         scale = alpha / (math.sqrt(rank) if self._config.flag("use_rslora", default=False) else rank)
         update = (b @ a).T if is_transposed else b @ a
+        # in float32, as peft merges: half precision would round the small update away
         return tensor.float() + scale * update
 
     def file_of(self, name: str) -> Path:
@@ -428,6 +432,7 @@ class AdaptedWeights(WeightFiles):
     def _base_name(self, name: str) -> str:
         """The tensor of the model under this name, with or without the name of the model's trunk."""
         plain = name.replace(".base_layer.", ".").replace(".modules_to_save.", ".")
+        # adapters of a whole model name its trunk first, and the file of a bare trunk does not
         for candidate in (plain, plain.partition(".")[2]):
             if candidate in self:
                 return candidate

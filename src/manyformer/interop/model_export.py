@@ -97,11 +97,13 @@ def export_model(
         parts = _native_parts(model, kind, model_type)
         reason = None
     except UserError as error:
+        # who names a type, or has no other class, wants the reason as the error
         if model_type is not None or not kind.is_wrapped:
             raise
         parts = _wrapped_parts(model)
         reason = str(error)
     source, target = model.tokenizer if isinstance(model.tokenizer, tuple) else (model.tokenizer, model.tokenizer)
+    # the one that writes decides them: a model of two languages has two
     special_tokens: Keywords = {}
     if kind.suffix != "ImageClassification":
         special_tokens = special_token_ids(target)
@@ -225,6 +227,7 @@ def _complete_keywords(model: Model) -> Keywords:
         keywords[PAD_ID] = model.tokenizer.pad
     else:
         keywords[PAD_ID] = 1
+    # configs name the width that the recipe chose by itself
     if keywords.get("ff_dim", 0) is None:
         weights = model.state_dict()
         names = (".0.ff.inner.up.weight", ".0.ff.inner.experts.up.weight")

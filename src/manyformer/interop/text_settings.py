@@ -54,6 +54,7 @@ def read_text_settings(config: HFConfig, family: ModelFamily, keywords: Mapping[
     if "channels" in keywords:
         shape = ImageShape(*(keywords[name] for name in ("height", "width", "channels")))
         return TextSettings(PixelTokenizer(MAX_PIXEL_VALUE + 1, shape), labels)
+    # features or trajectories: nothing to tokenize
     if "vocab" not in keywords:
         return TextSettings(labels=labels)
     folder = config.file.parent

@@ -191,6 +191,7 @@ def convert_tokenizer(file: Path) -> ConvertedTokenizer:
 
     Raises UserError without the packages that read it, and for one that has no equal; DamagedFile for one that cannot
     be read."""
+    # before any library parses it
     if file.stat().st_size > MAX_TOKENIZER_BYTES:
         raise DamagedFile(f"{file} is damaged: it has more than {MAX_TOKENIZER_BYTES:,} bytes")
     try:
@@ -319,15 +320,18 @@ def write_tokenizer(folder: Path, tokenizer: Tokenizer, kind: "AutoClass", max_l
     """
     inner = fast_tokenizer(tokenizer)
     names = {special: str(inner.id_to_token(getattr(tokenizer, special))) for special in SpecialIds._fields}
+    # texts of a language model are continued, so nothing is put around them
     if kind.begins or kind.ends:
         inner.post_processor = _frame(tokenizer, names, kind)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         **{f"{special}_token": name for special, name in names.items()},
+        # what a user types is text, even where it spells a special token
         "split_special_tokens": True,
         "clean_up_tokenization_spaces": False,
         "model_max_length": max_length or NO_LIMIT,
         "model_input_names": ["input_ids", "attention_mask"],
+        # generation continues at the right end of a row
         "padding_side": "left" if kind.suffix == "CausalLM" else "right",
     }
     atomic_write_text(folder / TOKENIZER, inner.to_str(pretty=True) + "\n")
@@ -366,6 +370,7 @@ def _characters(tokenizer: Any) -> tokenizers.Tokenizer:
 
 def _bytes(tokenizer: Any) -> tokenizers.Tokenizer:
     characters = sorted(byte_of_character().items(), key=lambda pair: pair[1])
+    # each byte has the sign that byte-level tokenizers give it, in the order of bytes
     vocabulary = {name: number for number, name in enumerate((*SPECIALS, *(sign for sign, _ in characters)))}
     inner = tokenizers.Tokenizer(BPE(vocabulary, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

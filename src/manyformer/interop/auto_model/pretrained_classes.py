@@ -225,6 +225,7 @@ class ManyformerForCausalLM(GeneratesFromState, ManyformerModel):
             cache.advance(state, input_ids.shape[1])
         targets = None
         if labels is not None:
+            # labels of transformers are the tokens themselves, ours the ones that follow
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
         return CausalLMOutputWithPast(label_loss(logits, targets, options, auxiliary), logits, cache)
 
@@ -261,6 +262,7 @@ class ManyformerForSeq2SeqLM(GeneratesFromState, ManyformerModel):
         start = self.generation_config.decoder_start_token_id
         pad = self.generation_config.pad_token_id
         shifted = nn.functional.pad(labels[:, :-1], (1, 0), value=start)
+        # ignored labels still need an id that an embedding has
         return shifted.masked_fill(shifted == IGNORE_INDEX, pad)
 
     def forward(
@@ -301,6 +303,7 @@ class ManyformerForSeq2SeqLM(GeneratesFromState, ManyformerModel):
 
 def _source_positions(y: Tensor, mask: Tensor | None) -> Any:
     """The positions of encoded tokens, of which those with mask 0 are padding."""
+    # what stands in a column does not matter to positions
     columns = torch.zeros(y.shape[:2], dtype=torch.long, device=y.device)
     positions, _ = positions_of(columns, segments_of(mask, y.shape[1]), None)
     return positions._replace(layout=None)

@@ -155,6 +155,7 @@ def let_auto_config_read_runs() -> None:
         if saved is None:
             return original(pretrained_model_name_or_path, **options)
         _, unused = ManyformerConfig.get_config_dict(saved.folder, **options)
+        # no code of the folder is run, so these say nothing here
         for name in ("trust_remote_code", "code_revision"):
             unused.pop(name, None)
         return ManyformerConfig.from_dict(saved.config(), **unused)
@@ -180,11 +181,13 @@ class ManyformerModel(PreTrainedModel):
         for weight in self.model.parameters():
             # some recipes compute initial values in float32 whatever the default is
             weight.data = weight.data.to(torch.get_default_dtype())
+        # AutoModel classes are chosen by the user, and the recipe decides which of them fits
         if type(self.model) is not self.model_class:
             kind = AUTO_CLASSES.get(type(self.model))
             fitting = kind.auto_class if kind else "no class"
             raise UserError(f"the model is none of {type(self).__name__}; {fitting} loads it")
         first_names: dict[int, str] = {}
+        # transformers saves a tied weight under its first name and ties the others when it loads
         self._tied_weights_keys = {
             name: first_names[id(weight)]
             for name, weight in self.named_parameters(remove_duplicate=False)
@@ -201,6 +204,7 @@ class ManyformerModel(PreTrainedModel):
         with torch.device("meta"):
             wrapper = cls(config)
         wrapper.model = model
+        # the weights are those of the model: nothing is left to draw
         wrapper._is_empty = False
         wrapper.train(model.training)
         return wrapper
@@ -269,6 +273,7 @@ def segments_of(mask: Tensor | None, length: int) -> Tensor | None:
             f"attention_mask has {mask.ndim} axes, but which tokens attend to which is the recipe's: give 2"
         )
     segments = mask[:, mask.shape[1] - length :].long() - 1
+    # None lets layers take their paths without padding
     if bool(segments.any()):
         return segments
     return None

@@ -126,6 +126,7 @@ def _head_rules(names: EncoderNames, head: str) -> Iterator[TensorRule]:
         dense, norm, output = names.masked_lm
         yield from each_parameter(dense, "head.transform.0")
         yield from each_parameter(norm, "head.transform.2")
+        # its matrix is the embedding
         yield same(f"{output}.bias", "head.bias")
     elif head in ("classification", "sentence-pairs"):
         dense, output = names.text_labels
@@ -240,6 +241,7 @@ def encoder_family(
         # RoBERTa numbers positions from the id of padding on, so that padding itself has a row
         first_position = keywords[PAD_ID] + 1 if after_padding else 0
         yield from encoder_rules(names, keywords, first_position=first_position)
+        # what a layer has beyond BERT's, such as the projections of Longformer's global tokens
         for layer_number in range(keywords["depth"] if layer is not None else 0):
             assert layer is not None
             hf = f"{names.prefix}{names.layers}.{layer_number}"

@@ -123,6 +123,7 @@ def read_rotary(
     keywords = {"rope_base": base.number("rope_theta", default_base), "rope_scaling": ROPE_TYPES[kind]}
     if kind == "default":
         return keywords
+    # settings that no published model of these families changes; another value would go unnoticed otherwise
     for name, default in FIXED_ROPE_FIELDS.items():
         rope.require(name, expected=(special or {}).get(name, default), default=default)
     # without it the length of the model is that before scaling
@@ -147,6 +148,7 @@ def write_rotary(keywords: Mapping[str, Any], *, special: Mapping[str, Any] | No
             **(special or {}),
         }
     if keywords["rope_scaling"] == "llama3":
+        # transformers requires both of a llama3 scaling
         rope |= {name: FIXED_ROPE_FIELDS[name] for name in ("low_freq_factor", "high_freq_factor")}
     return rope
 

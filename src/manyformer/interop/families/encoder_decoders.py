@@ -126,11 +126,13 @@ def _bart_tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield reshaped("final_logits_bias", "head.bias", (1, vocab), (vocab,))
     for side, embed in {"encoder": "embed_source", "decoder": "embed_target"}.items():
         hf = f"model.{side}"
+        # sinusoids are computed, so nothing is stored for them
         if is_learned:
             table = f"{hf}.embed_positions.weight"
             yield padded_rows(table, f"{embed}.position.weight", UNUSED_POSITIONS)
         if keywords["embedding_norm"]:
             yield from each_parameter(f"{hf}.layernorm_embedding", f"{embed}.norm")
+        # only a pre-norm side ends in a norm of its own
         if keywords["norm_order"] == "pre":
             yield from each_parameter(f"{hf}.layer_norm", f"{side}.norm.inner")
         if side == "decoder":
@@ -222,6 +224,7 @@ def _t5_tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     for side in ("encoder", "decoder"):
         yield same(f"{side}.final_layer_norm.weight", f"{side}.norm.inner.weight")
         table = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        # stored in the first layer, and shared by all others
         yield same(table, f"{side}.0.attention.inner.position.weight")
         branches = [branch for branch in T5_BRANCHES if side == "decoder" or branch != "cross"]
         if side == "decoder":

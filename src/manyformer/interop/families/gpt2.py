@@ -45,14 +45,15 @@ def gpt2_layer_rules(hf: str, ours: str, dim: int) -> Iterator[TensorRule]:
     ff = f"{ours}.ff"
     for kind in PARAMETERS:
         parts = [f"{attention}.inner.{part}.{kind}" for part in ("q_proj", "kv_proj")]
+        # one matrix of queries, keys and values there; here queries, and keys with values
         yield divided(f"{hf}.attn.c_attn.{kind}", parts, [dim, 2 * dim], is_transposed=kind == "weight")
-    for their_part, our_part in (
+    for hf_part, our_part in (
         ("attn.c_proj", f"{attention}.inner.out_proj"),
         ("mlp.c_fc", f"{ff}.inner.up"),
         ("mlp.c_proj", f"{ff}.inner.down"),
     ):
-        yield transposed(f"{hf}.{their_part}.weight", f"{our_part}.weight")
-        yield same(f"{hf}.{their_part}.bias", f"{our_part}.bias")
+        yield transposed(f"{hf}.{hf_part}.weight", f"{our_part}.weight")
+        yield same(f"{hf}.{hf_part}.bias", f"{our_part}.bias")
     yield from each_parameter(f"{hf}.ln_1", f"{attention}.pre_norm")
     yield from each_parameter(f"{hf}.ln_2", f"{ff}.pre_norm")
 
@@ -111,6 +112,7 @@ def _decision_tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     mean = torch.tensor(keywords["observation_mean"] or [0.0] * observations)
     std = torch.tensor(keywords["observation_std"] or [1.0] * observations)
     yield same("embed_timestep.weight", "embed.timestep.weight")
+    # the recipe divides returns before it embeds them
     yield scaled("embed_return.weight", "embed.embed_return.weight", keywords["return_scale"])
     yield same("embed_return.bias", "embed.embed_return.bias")
     yield _standardized("embed_state", "embed.embed_observation", mean, std)
@@ -121,6 +123,7 @@ def _decision_tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     if keywords["offset"]:
         yield first_row("encoder.wpe.weight", "embed.offset", DECISION_POSITIONS)
     else:
+        # zeros in every row: no offset
         yield unused("encoder.wpe.weight", (DECISION_POSITIONS, dim))
     for layer in range(keywords["depth"]):
         yield from gpt2_layer_rules(f"encoder.h.{layer}", f"body.{layer}", dim)
@@ -140,6 +143,7 @@ def _standardized(hf: str, ours: str, mean: Tensor, std: Tensor) -> TensorRule:
 
     def to_ours(x: Sequence[Tensor]) -> Sequence[Tensor]:
         weight, bias = x
+        # W x + b with x = std z + mean, for standardized z
         return [weight * std, bias + weight @ mean]
 
     def to_hf(x: Sequence[Tensor]) -> Sequence[Tensor]:

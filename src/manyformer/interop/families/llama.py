@@ -295,6 +295,7 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         attention = f"{ours}.attention.inner"
         yield from attention_rules(f"{hf}.self_attn", attention, keywords, biases=keywords["biases"])
         if keywords["qk_norm"]:
+            # norms of heads share their gain over all heads of a layer
             for part in ("query", "key"):
                 name = f"{hf}.self_attn.{part[0]}_norm.weight"
                 yield norm(name, f"{attention}.position.parts.0.{part}_norm.weight")
@@ -412,6 +413,7 @@ def _phi3_layer(hf: str, ours: str, number: int, keywords: Mapping[str, Any]) ->
     attention = f"{ours}.attention.inner"
     ff = f"{ours}.ff.inner"
     width = keywords["dim"] // keywords["heads"]
+    # queries, keys and values stand in one matrix, and so do gate and up
     rows = [width * keywords["heads"], 2 * width * (keywords["kv_heads"] or keywords["heads"])]
     projections = [f"{attention}.{part}.weight" for part in ("q_proj", "kv_proj")]
     yield divided(f"{hf}.self_attn.qkv_proj.weight", projections, rows)

@@ -63,6 +63,7 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     query_rows = DECODER_HEADS * DECODER_HEAD_DIM
     encoder = "perceiver.encoder"
     ours = "body.encoder"
+    # rows of keys and of values, which have other widths
     rows = [query_rows, keywords["latent_dim"]]
     yield same("perceiver.embeddings.latents", f"{ours}.latents")
     for part, name in {"embeddings": "token", "position_embeddings": "position"}.items():
@@ -70,6 +71,7 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     reading = f"{ours}.inner.reading"
     cross = f"{encoder}.cross_attention"
     yield from _attention_rules(cross, f"{reading}.attention.pre_norm", f"{reading}.attention.inner", rows)
+    # the norm of what is read: the embedded text
     yield from each_parameter(f"{cross}.attention.self.layernorm2", f"{ours}.input_norm")
     yield from _feed_forward_rules(cross, f"{reading}.ff")
     for layer in range(keywords["depth"]):

@@ -171,6 +171,7 @@ def _mamba_tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield from each_parameter(f"{mixer}.dt_proj", f"{inner}.dt_proj")
         yield depthwise(f"{mixer}.conv1d.weight", f"{inner}.short_convolution.weight")
         yield same(f"{mixer}.conv1d.bias", f"{inner}.short_convolution.bias")
+        # a vector here, which weight decay leaves alone
         yield reshaped(f"{mixer}.A_log", f"{inner}.a_log", (channels, state_dim), (channels * state_dim,))
         yield same(f"{mixer}.D", f"{inner}.skip")
     yield same("backbone.norm_f.weight", "body.norm.inner.weight")

@@ -19,6 +19,7 @@ def _read_direction(config: HFConfig) -> Keywords:
             f"{config.file}: attn_type is {config.content.get('attn_type', 'bi')!r:.60}, and no recipe has XLNet's "
             "attention to both sides, with which it is published; only 'uni' is a Transformer-XL"
         )
+    # a part of the memory that is kept from an earlier segment: pretraining alone has it
     if config.whole_number("reuse_len", 0):
         raise UserError(
             f"{config.file}: reuse_len is {config.whole_number('reuse_len', 0)}, and no recipe has that (only 0)"
@@ -54,6 +55,7 @@ def _tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
             lambda x: [x[0].flatten(1)],
             lambda x: [x[0].reshape(dim, heads, -1)],
         )
+        # u and v of Transformer-XL's equation of scores: biases of content and of distance
         yield same(f"{attention}.r_w_bias", f"{inner}.position.biases.u")
         yield same(f"{attention}.r_r_bias", f"{inner}.position.biases.v")
         yield from each_parameter(f"{attention}.layer_norm", f"{ours}.attention.post_norm")
