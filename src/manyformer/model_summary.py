@@ -13,7 +13,7 @@ from manyformer.costs import count_flops
 from manyformer.models import Model
 from manyformer.recipes import RECIPES, build
 from manyformer.recipes.registry import task_of
-from manyformer.system.device_memory import bounded_model
+from manyformer.system.devices import bounded_model
 from manyformer.tasks import Inputs, Task
 from manyformer.training_hooks import eval_mode
 

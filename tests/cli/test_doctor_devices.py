@@ -14,7 +14,7 @@ from manyformer.cli.device_trials import try_recipe, try_recipes
 from manyformer.cli.doctor_checks import DoctorFinding, _device
 from manyformer.models import Model
 from manyformer.recipes import RECIPES
-from manyformer.system.missing_operators import MissingOperator, describe_missing, report_missing_operator
+from manyformer.system.devices import MissingOperator, describe_missing, report_missing_operator
 
 MISSING = (
     "The operator 'aten::_linalg_eigh' is not currently implemented for the MPS device. If you want this op to be "

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from manyformer.errors import UserError
-from manyformer.files.unfinished_folder import MARK, check_unfinished, unfinished_folder
+from manyformer.files.verified_folder import MARK, check_unfinished, unfinished_folder
 
 
 def interrupt(folder: Path, work: str) -> None:

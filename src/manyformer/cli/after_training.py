@@ -8,9 +8,9 @@ from manyformer.config import RunConfig
 from manyformer.data import HeldOutExample
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import read_examples
+from manyformer.files.text_tables import printable
 from manyformer.generate import decoding_from_options, stream, translate
 from manyformer.recipes.registry import task_of
-from manyformer.system.printable_text import printable
 from manyformer.train import TrainingEvent, TrainingFinished, TrainResult
 from manyformer.train.events import LiveReporter, reporter
 

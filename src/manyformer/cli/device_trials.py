@@ -11,8 +11,7 @@ from manyformer.generate import generate
 from manyformer.models import Model
 from manyformer.recipes import RECIPES
 from manyformer.recipes.registry import task_of
-from manyformer.system.devices import device_kind
-from manyformer.system.missing_operators import missing_need
+from manyformer.system.devices import device_kind, missing_need
 from manyformer.train.step_job import StepJob, own_engine
 
 ROWS = 2

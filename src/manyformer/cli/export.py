@@ -9,7 +9,7 @@ from manyformer.cli.app import USE, command
 from manyformer.cli.console import Block, Note, Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import check_new_folder, model_folder
 from manyformer.cli.shared_options import NewFolderOption, RunArgument
-from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
+from manyformer.files.verified_folder import check_unfinished, unfinished_folder
 
 if TYPE_CHECKING:
     from manyformer.interop import ExportReport

@@ -16,9 +16,8 @@ from manyformer.compare.sizing import is_as_large
 from manyformer.config.comparison import Comparison
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.files.json_text import json_text
-from manyformer.files.text_tables import Table, escape_bars
+from manyformer.files.text_tables import Table, escape_bars, printable
 from manyformer.scores import is_comparable
-from manyformer.system.printable_text import printable
 
 NO_VALUE = "–"
 

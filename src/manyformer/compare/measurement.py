@@ -10,8 +10,7 @@ from pydantic import ConfigDict
 from manyformer.bench.clock import median_with_quartiles, take_turns
 from manyformer.bench.memory import extra_memory
 from manyformer.config import RunConfig
-from manyformer.files.json_lines import JsonLines
-from manyformer.files.json_records import FileRecord
+from manyformer.files.json_records import FileRecord, JsonLines
 from manyformer.train.step_job import step_of_run
 
 ROUNDS = 7

@@ -10,7 +10,7 @@ from manyformer.bench import BenchCandidate, bench
 from manyformer.compare.job_pool import describe_machine
 from manyformer.compare.training_task import content_hash
 from manyformer.config import RunConfig
-from manyformer.files.json_lines import JsonLines
+from manyformer.files.json_records import JsonLines
 from manyformer.model_summary import build_on_meta, state_bytes_after
 from manyformer.recipes import get_recipe
 

@@ -13,8 +13,7 @@ from manyformer.compare.suite_costs import CaseCosts
 from manyformer.config.suite import Suite, SuiteTask
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.files.json_text import json_text
-from manyformer.files.text_tables import Table
-from manyformer.system.printable_text import printable
+from manyformer.files.text_tables import Table, printable
 
 EQUAL_STEPS = "equal steps"
 """The results of the trainings with the steps of the suite's run; the others have the names of their budgets."""

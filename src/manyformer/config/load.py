@@ -17,7 +17,7 @@ from manyformer.config.shipped import shipped_runs
 from manyformer.config.training_sections import NoamSchedule
 from manyformer.config.validation_errors import validate
 from manyformer.errors import UserError, UserErrors, suggest_names
-from manyformer.files.file_kinds import special_kind
+from manyformer.files.json_records import special_kind
 
 RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""

@@ -29,7 +29,7 @@ from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.shipped import run_description, shipped_comparisons
 from manyformer.config.validation_errors import error_text
 from manyformer.errors import UserError, UserErrors, format_value, suggest_names
-from manyformer.files.file_kinds import special_kind
+from manyformer.files.json_records import special_kind
 
 ValidatedSection = TypeVar("ValidatedSection", bound=ConfigSection)
 

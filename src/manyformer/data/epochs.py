@@ -63,13 +63,14 @@ def read_batch(epoch: Epoch, number: int, share: ProcessShare) -> Batch:
     """A batch of an epoch as a process trains on it or scores it: its rows alone, with the layout of their documents.
 
     This is where a layout is read: once, on the host, and in the thread that reads ahead where there is one."""
-    return with_layouts(_select_rows(epoch.batch(number), share))
+    batch = epoch.batch(number)
+    if share.world_size > 1:
+        batch = _select_rows(batch, share)
+    return with_layouts(batch)
 
 
 def _select_rows(batch: Batch, share: ProcessShare) -> Batch:
     """The rows of a batch for one process; if it has none, a row with all targets IGNORE_INDEX, so that it has work."""
-    if share.world_size == 1:
-        return batch
     if share.rank < len(batch[0]):
         rows = (None if t is None else t[share.rank :: share.world_size].contiguous() for t in batch)
         return type(batch)(*rows)
@@ -173,6 +174,10 @@ class TrainingFeed(Iterator[Batch], ABC):
     def training_scores(self) -> Mapping[str, float]:
         """Scores of the latest training data for people, such as the mean return of its episodes."""
         return {}
+
+    def progress_scores(self) -> dict[str, float]:
+        """The training scores that lines of progress show."""
+        return {name: score for name, score in self.training_scores().items() if name not in self.diagnostics}
 
 
 class SeededFeed(TrainingFeed):

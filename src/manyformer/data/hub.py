@@ -7,7 +7,7 @@ from typing import Any
 from manyformer.data.table_columns import ColumnKey
 from manyformer.data.table_files import TableRow, cell_text, optional_text
 from manyformer.errors import UserError, list_names
-from manyformer.libraries.hub_libraries import load_dataset_split, load_saved_dataset, without_decoding
+from manyformer.libraries.library_calls import load_dataset_split, load_saved_dataset, without_decoding
 
 HUB_PREFIX = "hf:"
 

@@ -9,10 +9,10 @@ from manyformer.config import EncodedTextData
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES, load_tokenizer, train_tokenizer
 from manyformer.errors import UserError, suggest_names
+from manyformer.files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import read_json, validate_json
 from manyformer.files.json_text import json_text
-from manyformer.files.tokenizer_files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder
 
 

@@ -16,7 +16,7 @@ from manyformer.data.kind import no_log
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run, task_of_run
 from manyformer.generate import Decoding, Hypothesis, SourceBatch, answer_sources
-from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
+from manyformer.system.devices import SMALLER_WORK, report_out_of_memory
 from manyformer.type_aliases import LogFn
 
 IMAGES_PER_BATCH = 32

@@ -20,8 +20,7 @@ from manyformer.evaluate.window_reading import window_reader
 from manyformer.generate import SourceBatch, Translator, answer_sources, decoding_from_options
 from manyformer.models import Model
 from manyformer.scores import ScoreRecord
-from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import SMALLER_WORK, report_missing_operator, report_out_of_memory
 from manyformer.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
 from manyformer.type_aliases import LogFn, ProgressFn
 

@@ -10,8 +10,7 @@ from manyformer.data.kind import OpenRequest, kind_of, no_log
 from manyformer.data.opened import UnlabelledInput
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import open_run_or_model, task_of_run
-from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import SMALLER_WORK, report_missing_operator, report_out_of_memory
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Prediction, PredictionRequest
 from manyformer.type_aliases import LogFn

@@ -15,8 +15,7 @@ from manyformer.data.opened import UnlabelledData
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import TrainedRun, open_run, task_of_run
 from manyformer.generate import SourceBatch, answer_sources, decoding_from_options
-from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import SMALLER_WORK, report_missing_operator, report_out_of_memory
 from manyformer.system.temporary_folders import temporary_folder
 
 

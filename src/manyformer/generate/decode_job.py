@@ -19,8 +19,7 @@ from manyformer.generate.static_feed import step_feed
 from manyformer.generate.token_choice import BeamSettings, SampledChoice
 from manyformer.models.model_files import ModelSpec
 from manyformer.recipes.registry import card_of
-from manyformer.system.device_memory import report_out_of_memory
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import report_missing_operator, report_out_of_memory
 from manyformer.training_hooks import eval_mode
 
 TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]

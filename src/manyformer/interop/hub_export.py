@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from manyformer.errors import UserError
-from manyformer.files.unfinished_folder import MARK
+from manyformer.files.verified_folder import MARK
 from manyformer.interop.auto_classes import AutoClass
-from manyformer.libraries.hub_libraries import upload_folder
-from manyformer.libraries.library_calls import RefusedByLibrary
+from manyformer.libraries.library_calls import RefusedByLibrary, upload_folder
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
 from manyformer.version import VERSION

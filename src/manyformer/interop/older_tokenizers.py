@@ -14,8 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from manyformer.data.tokenizer_kinds import MAX_TOKENIZER_BYTES
 from manyformer.errors import UserError
 from manyformer.files.json_records import DamagedFile, read_bounded, read_json
-from manyformer.libraries.hub_libraries import load_auto_tokenizer
-from manyformer.libraries.library_calls import RefusedByLibrary
+from manyformer.libraries.library_calls import RefusedByLibrary, load_auto_tokenizer
 
 BERT_SPECIAL_TOKENS = {"unk": "[UNK]", "pad": "[PAD]", "bos": "[CLS]", "eos": "[SEP]", "mask": "[MASK]"}
 """The special tokens of BERT by our kinds."""

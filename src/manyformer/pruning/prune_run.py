@@ -18,7 +18,7 @@ from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.exact_shares import round_share
 from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 from manyformer.files.json_records import AS_OBJECT, Count, FileRecord
-from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
+from manyformer.files.verified_folder import check_unfinished, unfinished_folder
 from manyformer.models import BatchScore, Model
 from manyformer.models.model import CarriedState
 from manyformer.models.model_files import copy_tokenizers, replacement_folder

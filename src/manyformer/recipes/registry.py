@@ -20,7 +20,7 @@ from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, i
 from manyformer.recipes.attention_keywords import ATTENTION_KEYWORDS
 from manyformer.recipes.encoder_heads import HEAD_KEYWORDS, head_named_in, import_head
 from manyformer.recipes.keywords import keyword_signature
-from manyformer.system.device_memory import SMALLER_MODEL, check_model_fits, report_out_of_memory
+from manyformer.system.devices import SMALLER_MODEL, check_model_fits, report_out_of_memory
 from manyformer.tasks import Task, task_of_class
 
 P = ParamSpec("P")

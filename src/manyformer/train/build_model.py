@@ -18,8 +18,7 @@ from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.encoder_heads import HEAD
 from manyformer.surgery.lora import attach_lora, is_head
-from manyformer.system.device_memory import check_model_fits
-from manyformer.system.devices import KINDS, available_devices, device_kind
+from manyformer.system.devices import KINDS, available_devices, check_model_fits, device_kind
 from manyformer.torch_internals import compile_backward_as_eager
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.layers import checkpoint_activations, layer_depths

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from manyformer.files.atomic_files import append_bytes, report_disk_full
-from manyformer.system.printable_text import printable_line
+from manyformer.files.text_tables import printable_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -24,6 +24,7 @@ from manyformer.config import (
     load_run,
 )
 from manyformer.errors import UserError, UserErrors
+from manyformer.files import SHARED_TOKENIZER
 from manyformer.files.atomic_files import (
     atomic_write_text,
     make_folder,
@@ -33,7 +34,6 @@ from manyformer.files.atomic_files import (
 )
 from manyformer.files.json_records import read_json
 from manyformer.files.json_text import json_text
-from manyformer.files.tokenizer_files import SHARED_TOKENIZER
 from manyformer.keyword_checks import as_json
 from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_spec
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records

@@ -22,13 +22,11 @@ from manyformer.multi_head.hard_concrete import GATES_FILE, attach_gates, fold_g
 from manyformer.recipes import get_recipe
 from manyformer.scores import is_comparable
 from manyformer.surgery.lora import merge_lora
-from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
-from manyformer.system.devices import use_device
+from manyformer.system.devices import OutOfMemory, report_out_of_memory, use_device
 from manyformer.system.stop_signals import StopSignal, handle_stop_signals, resumable
-from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, batches_ahead, pass_reader
+from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, PreparedBatch, batches_ahead, pass_reader
 from manyformer.train.build_model import adapt_model, build_model, choose_device, choose_strategy, make_engine
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore, CheckpointWriter
-from manyformer.train.engine import PreparedBatch
 from manyformer.train.events import (
     EventListener,
     LiveReporter,

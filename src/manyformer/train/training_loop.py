@@ -15,9 +15,7 @@ from manyformer.config import RunConfig
 from manyformer.data.epochs import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.scores import is_comparable
-from manyformer.system.device_memory import report_out_of_memory
-from manyformer.system.devices import device_kind
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import device_kind, report_missing_operator, report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoints import Checkpoint, CheckpointWriter
 from manyformer.train.engine import MAX_OVERFLOWS_IN_ROW, MovementWatch, StepResult, TrainingEngine
@@ -276,7 +274,7 @@ class TrainingLoop:
                 seconds_left,
                 logged=logged,
                 data_wait=window.data_wait,
-                scores={n: v for n, v in self.feed.training_scores().items() if n not in self.feed.diagnostics},
+                scores=self.feed.progress_scores(),
             )
         )
         if logged:

@@ -11,10 +11,10 @@ from manyformer.batches import Batch
 from manyformer.config import EvaluateConfig, RunConfig
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.files.json_records import Count, FileRecord
+from manyformer.files.text_tables import printable_line
 from manyformer.models import BatchScore, Model
 from manyformer.recipes import RecipeCard
 from manyformer.scores import is_comparable, rank_key
-from manyformer.system.printable_text import printable_line
 from manyformer.tasks import ScoreSums, Task
 from manyformer.train.ahead_feed import PassReader
 from manyformer.train.engine import TrainingEngine

@@ -12,8 +12,8 @@ from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrai
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
+from manyformer.files import SHARED_TOKENIZER, SOURCE_TOKENIZER
 from manyformer.files.json_records import read_json
-from manyformer.files.tokenizer_files import SHARED_TOKENIZER, SOURCE_TOKENIZER
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.auto_classes import auto_class_of
 from manyformer.interop.exported_config import config_fields, generation_fields, special_token_ids
