@@ -41,8 +41,8 @@ from manyformer.pruning.removable_heads import (
 )
 from manyformer.recipes import get_recipe
 from manyformer.recipes.attention_keywords import REMOVED_HEADS
+from manyformer.train.build_model import open_run_data
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
-from manyformer.train.session import open_run_data
 from manyformer.train.validation import Validator
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import LogFn

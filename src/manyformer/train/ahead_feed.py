@@ -117,6 +117,7 @@ class BackgroundReader(Generic[T]):
         with self._changed:
             # without a timeout: the thread leaves a result or an error, whatever happens to it
             self._changed.wait_for(lambda: self._results)
+            # a failure stays where it is: a later call raises it again
             result = self._results[0]
             if isinstance(result, _Failure):
                 raise result.error
@@ -194,6 +195,7 @@ def pass_reader(ahead: int, prepare: PrepareBatch) -> PassReader:
             yield _taken(reader)
         finally:
             reader.close()
+            # a generator may hold files open until it ends
             if isinstance(unread, Generator):
                 unread.close()
 
@@ -254,6 +256,7 @@ class AheadFeed(TrainingFeed):
 
     def __next__(self) -> PreparedBatch:
         if self._reader is None:
+            # after `close` the feed is ahead of the batch that was taken last
             if (self._feed.epoch, self._feed.batch) != (self.epoch, self.batch):
                 self._feed.load_state_dict(self.state_dict())
             self._reader = BackgroundReader(self._read, self._ahead, name=THREAD_NAME)
@@ -278,6 +281,7 @@ class AheadFeed(TrainingFeed):
     def shard(self, rank: int, world_size: int) -> "AheadFeed":
         self.close()
         self._feed.load_state_dict(self.state_dict())
+        # the thread has ended, so that nobody else uses the feed
         return AheadFeed(self._feed.shard(rank, world_size), self._ahead, self._prepare)
 
     def state_dict(self) -> FeedPosition:

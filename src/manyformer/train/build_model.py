@@ -1,15 +1,17 @@
-"""Build the model, the device, the parallel strategy and the training engine of a run.
+"""Open the data of a run, and build its model, the device, the parallel strategy and the training engine.
 
 `adapt_model` restricts the training to a part of the weights: frozen parts, frozen layers, low-rank adapters."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from manyformer.config import RunConfig
+from manyformer.data import open_data
 from manyformer.data.epochs import TrainingFeed
 from manyformer.data.opened import DataSurvey, OpenedData, check_lengths
 from manyformer.errors import UserError, suggest_names
@@ -20,9 +22,11 @@ from manyformer.recipes.encoder_heads import HEAD
 from manyformer.surgery.lora import attach_lora, is_head
 from manyformer.system.devices import KINDS, available_devices, check_model_fits, device_kind
 from manyformer.torch_internals import compile_backward_as_eager
+from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.layers import checkpoint_activations, layer_depths
 from manyformer.train.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
+from manyformer.type_aliases import LogFn
 
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes of autocast by the precision of a run."""
@@ -32,6 +36,20 @@ _KEYWORD_REMEDIES = {"source_vocab": "; set data.shared=true for one vocabulary 
 _BLOCK_REMEDY = "give the blocks of images as data.block=[ROWS, COLUMNS] instead"
 _CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMEDY, "window": "set data.length instead"}
 """Remedies for keywords that only the data may decide, where leaving the keyword out is not enough."""
+
+
+def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
+    """Open the training and validation data of a run."""
+    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
+    return open_data(
+        run.data,
+        form,
+        batch_tokens=run.batch.tokens,
+        cache=out / "data",
+        seed=run.seed,
+        belongs_to_model=bool(CheckpointStore(out / "checkpoints").steps()),
+        log=log,
+    )
 
 
 def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model:

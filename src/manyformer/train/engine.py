@@ -48,6 +48,7 @@ class GradientNorms(NamedTuple):
         gradients = [weight.grad for weight in graded if weight.grad is not None]
         if not graded:
             return None
+        # (weights,): one tensor, so that one read serves all of them
         return cls(graded, torch.stack(tensor_norms(gradients)))
 
     @property
@@ -125,6 +126,7 @@ class TrainingEngine:
         self.device = model.device
         self._is_host = device_kind(self.device).is_host
         self._penalized = [module for module in model.modules() if isinstance(module, AddsPenalty)]
+        # before the optimizer, which must hold the weights of the sharded model
         self._prepared = strategy.prepare(model)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = make_optimizer(self.model, optim)
@@ -148,6 +150,7 @@ class TrainingEngine:
             local_targets += batch.targets
             local_tokens += batch.tokens
         targets, tokens = map(int, self.process_group.sum_numbers([local_targets, local_tokens]))
+        # numbers stay on the device: whoever reads them waits for all that it computes
         figures = torch.zeros(4, device=self.device)
         for number, batch in enumerate(prepared, start=1):
             with self.strategy.gradient_sync(self._prepared, last=number == len(prepared)):
@@ -160,6 +163,7 @@ class TrainingEngine:
         norm = None
         if gradient_norms is not None:
             norm = gradient_norms.total
+            # all processes have the same norm, and the figures are summed over them
             figures[2] = norm / self.process_group.size
         if overflow is not None:
             figures[3] = overflow
@@ -211,6 +215,7 @@ class TrainingEngine:
         carried_state = CarriedState(self.model, rows_continue=rows_continue)
 
         def score(batch: Batch) -> BatchScore:
+            # a step before may have left the model in training mode
             self._prepared.eval()
             if isinstance(batch, PreparedBatch):
                 batch = batch.on_device(self.device)
@@ -258,6 +263,7 @@ class TrainingEngine:
         A tied weight counts once; buffers are those of the last checkpoint.
         """
         weights = [weight.detach() for weight in self.model.parameters()]
+        # `parameters` names a tied weight once
         sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
         for folder in folders:
             self.read_weights(folder)
@@ -321,6 +327,7 @@ class LossScaler:
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Divide the gradients by the scale; returns a number above 0 if one is not finite, None if there is none."""
+        # torch's scaler refuses an optimizer none of whose weights has a gradient
         if all(weight.grad is None for group in optimizer.param_groups for weight in group["params"]):
             return None
         self._scaler.unscale_(optimizer)
@@ -387,6 +394,7 @@ class MovementWatch:
 
 def _bit_sums(weights: Sequence[nn.Parameter]) -> Tensor:
     """The sum of the bits of each weight as integers: equal weights have equal sums, and changed ones hardly ever."""
+    # integers, because a sum of floats rounds small changes away
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     tensors = [local_tensor(weight.detach()) for weight in weights]
     if not tensors:

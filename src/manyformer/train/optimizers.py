@@ -61,6 +61,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
         {"params": weights, "weight_decay": decay, "eps": eps, LR_SCALE: scale}
         for (decay, eps, scale), weights in groups.items()
     ]
+    # the rate is set before every step: 0 until then
     kind = torch.optim.AdamW if isinstance(config, AdamWConfig) else torch.optim.Adam
     return kind(param_groups, lr=0.0, betas=config.betas, fused=True)
 
@@ -121,6 +122,7 @@ def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
         undecayed = ()
     if undecayed is None or isinstance(module, nn.Embedding):
         return list(module.parameters())
+    # a bias never decays, whether a module names it or not
     names = ("bias", *undecayed)
     own = dict(module.named_parameters(recurse=False))
     return [own[name] for name in names if name in own]

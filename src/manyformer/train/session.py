@@ -11,7 +11,6 @@ import torch
 
 from manyformer.batches import Batch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
-from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
@@ -25,7 +24,14 @@ from manyformer.surgery.lora import merge_lora
 from manyformer.system.devices import OutOfMemory, report_out_of_memory, use_device
 from manyformer.system.stop_signals import StopSignal, handle_stop_signals, resumable
 from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, PreparedBatch, batches_ahead, pass_reader
-from manyformer.train.build_model import adapt_model, build_model, choose_device, choose_strategy, make_engine
+from manyformer.train.build_model import (
+    adapt_model,
+    build_model,
+    choose_device,
+    choose_strategy,
+    make_engine,
+    open_run_data,
+)
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore, CheckpointWriter
 from manyformer.train.events import (
     EventListener,
@@ -127,20 +133,6 @@ def train_in_process(
         return TrainingSession(
             run, out, on_event if process_group.is_main_process else silent, stop_signal, open_run_data, process_group
         ).train()
-
-
-def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
-    """Open the training and validation data of a run."""
-    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
-    return open_data(
-        run.data,
-        form,
-        batch_tokens=run.batch.tokens,
-        cache=out / "data",
-        seed=run.seed,
-        belongs_to_model=bool(CheckpointStore(out / "checkpoints").steps()),
-        log=log,
-    )
 
 
 class TrainingSession:

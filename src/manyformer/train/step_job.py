@@ -10,10 +10,9 @@ from manyformer.batches import Batch
 from manyformer.config import AdamWConfig, RunConfig
 from manyformer.models import Model
 from manyformer.models.model_files import read_weights
-from manyformer.train.build_model import adapt_model, build_model, choose_device, make_engine
+from manyformer.train.build_model import adapt_model, build_model, choose_device, make_engine, open_run_data
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy
-from manyformer.train.session import open_run_data
 
 
 @final
