@@ -40,6 +40,7 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")
+    # the folder of a run, whose final model lies in it
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     if is_hugging_face(folder):

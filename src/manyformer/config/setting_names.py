@@ -71,6 +71,7 @@ def selected_member(section: str, data: dict[str, Any]) -> type[ConfigSection] |
     tag, default = UNION_TAGS[section]
     section_data = data.get(section)
     if isinstance(section_data, dict):
+        # a section without its tag means the default member
         tag_value = section_data.get(tag, default)
     else:
         tag_value = default
@@ -124,10 +125,7 @@ def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
     if suggestions:
         return f"did you mean {' or '.join(suggestions[:3])}?"
     section = unknown_name.rpartition(".")[0]
-    if section:
-        section_names = [leaf(name) for name in valid_names if name.rpartition(".")[0] == section]
-    else:
-        section_names = []
+    section_names = [leaf(name) for name in valid_names if section and name.rpartition(".")[0] == section]
     if section_names:
         return f"known in {section}: {', '.join(sorted(section_names))}"
     return f"known: {', '.join(dict.fromkeys(name.partition('.')[0] for name in [*valid_names, 'model']))}"
@@ -135,8 +133,10 @@ def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
 
 def _similar_names(unknown_name: str, valid_names: Sequence[str]) -> list[str]:
     synonym = SYNONYMS.get(leaf(unknown_name))
+    # a name of another program means exactly one setting
     if synonym in valid_names or synonym in SECTIONS:
         return [str(synonym)]
+    # the right name in the wrong section
     same_leaf = [
         name for name in valid_names if leaf(name) == leaf(unknown_name) or unknown_name.startswith(f"{name}.")
     ]
@@ -149,6 +149,7 @@ def _similar_names(unknown_name: str, valid_names: Sequence[str]) -> list[str]:
         for foreign_name, name in SYNONYMS.items()
         if _similarity(leaf(unknown_name), foreign_name) > 0.8
     }
+    # names that are about as near as the nearest one
     best = max(scores.values(), default=0.0)
     similar = [
         name
@@ -237,6 +238,7 @@ def json_schema() -> dict[str, Any]:
         "extends": {"type": "string", "description": "A shipped run or a file whose settings these are laid over."},
         **schema["properties"],
     }
+    # a recipe may come from the file that is extended, or with the weights
     schema["anyOf"] = [{"required": [name]} for name in [*schema.pop("required"), "extends", "init_from"]]
     return schema
 

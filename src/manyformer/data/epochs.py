@@ -72,8 +72,10 @@ def read_batch(epoch: Epoch, number: int, share: ProcessShare) -> Batch:
 def _select_rows(batch: Batch, share: ProcessShare) -> Batch:
     """The rows of a batch for one process; if it has none, a row with all targets IGNORE_INDEX, so that it has work."""
     if share.rank < len(batch[0]):
+        # contiguous, so that the rows of other processes are not kept in memory
         rows = (None if t is None else t[share.rank :: share.world_size].contiguous() for t in batch)
         return type(batch)(*rows)
+    # a process without a row still takes part in the step, in which all synchronize
     first_row = type(batch)(*(None if t is None else t[:1].clone() for t in batch))
     return first_row.ignored()
 
@@ -245,6 +247,7 @@ class Sampler(SeededFeed):
         return batch
 
     def shard(self, rank: int, world_size: int) -> "Sampler":
+        # from the same position, so that a run goes on with any number of processes
         assert 0 <= rank < world_size
         sampler = Sampler(self._plan, self.seed, ProcessShare(rank, world_size))
         sampler.epoch = self.epoch
@@ -253,6 +256,7 @@ class Sampler(SeededFeed):
 
     def load_state_dict(self, state: FeedPosition) -> None:
         self._cached_epoch = None
+        # it looks at `batches`, from now on those of the saved epoch
         super().load_state_dict(state)
 
     def _current_epoch(self) -> Epoch:

@@ -101,10 +101,12 @@ class FileRecord(BaseModel):
         content = read_json(path, cls.title, max_bytes=cls.max_bytes)
         if not isinstance(content, dict):
             raise DamagedFile(f"{path} is damaged: it is not {cls.title}")
+        # the sum is that of all other fields
         expected = content.pop(SUM_FIELD, None)
         actual = _content_sum(content)
         number = content.pop(FORMAT_FIELD, None)
         version = content.pop(VERSION_FIELD, None)
+        # `True` equals 1 and is no format
         if type(number) is not int or number != cls.format_number:
             by = ""
             if isinstance(version, str):
@@ -146,6 +148,7 @@ def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedFile(f"{path} is missing") from None
+    # reading a pipe or a device could wait forever
     if not stat.S_ISREG(status.st_mode):
         raise DamagedFile(f"{path} is a {'folder' if stat.S_ISDIR(status.st_mode) else 'device or pipe'}, not a file")
     if status.st_size > max_bytes:
@@ -254,6 +257,7 @@ class JsonLines(Generic[RecordT]):
         text = b""
         if path.exists():
             text = read_bounded(path, MAX_LINES_BYTES)
+        # a line without its end was being written when the process was killed
         complete, _, rest = text.rpartition(b"\n")
         for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
             location = f"{path}:{number}"

@@ -44,6 +44,7 @@ def aligned_table(rows: Sequence[Sequence[str]], *, right: bool = False) -> Iter
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = [cell.rjust(width) if right else cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        # no white space at the ends of lines, which editors remove
         yield "  ".join(cells).rstrip()
 
 

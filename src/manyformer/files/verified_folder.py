@@ -114,6 +114,7 @@ class VerifiedFolder:
             size, digest = self.sums[name]
             current = _VerifiedFile(_file_state(path, size), digest)
             verified = remembered.get(name, current)
+            # a file that looks the same to the system is not read again
             if name not in remembered or verified[:2] != current[:2]:
                 _compare_sum(path, digest)
                 verified = current
@@ -127,6 +128,7 @@ class VerifiedFolder:
                 _Verified(files=remembered).write(self.folder / _MEMORY)
 
     def _remembered(self) -> dict[str, _VerifiedFile]:
+        # a damaged memory costs one more comparison, nothing else
         with suppress(UserError, OSError):
             return dict(_Verified.read(self.folder / _MEMORY).files)
         return {}
@@ -137,6 +139,7 @@ def write_manifest(folder: Path, *, without: Collection[str] = ()) -> None:
 
     Hidden files and those named in `without` are left out.
     """
+    # in the order of names, so that equal folders have equal manifests
     sums: dict[str, FileSum] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -190,10 +193,10 @@ def check_unfinished(folder: Path, work: str) -> bool:
         return False
     mark = folder / MARK
     if mark.is_file():
-        found = UnfinishedWork.read(mark).work
-        if found != work:
+        recorded_work = UnfinishedWork.read(mark).work
+        if recorded_work != work:
             remedy = "choose another folder, or remove this one"
-            raise UserError(f"{folder} is the unfinished output of '{found}', not of '{work}'; {remedy}")
+            raise UserError(f"{folder} is the unfinished output of '{recorded_work}', not of '{work}'; {remedy}")
         return True
     # the draft of a mark may be all that a kill has left
     if folder.is_dir() and all(path.match(".*.part") for path in folder.iterdir()):
@@ -208,14 +211,14 @@ def unfinished_folder(folder: Path, work: str) -> Iterator[None]:
     The same work may go on in it after an interruption: what is there already is written again, or used. A block that
     fails before it has written anything leaves nothing.
     """
-    made = not folder.exists()
+    is_new = not folder.exists()
     make_folder(folder)
     UnfinishedWork(work=work).write(folder / MARK)
     remove_drafts(folder)
     try:
         yield
     except Exception:
-        if made and [path.name for path in folder.iterdir()] == [MARK]:
+        if is_new and [path.name for path in folder.iterdir()] == [MARK]:
             (folder / MARK).unlink()
             folder.rmdir()
         raise

@@ -73,6 +73,7 @@ def _without_network() -> Iterator[None]:
         done = {module.__name__ for module, _, _ in _shared.switches}
         for name, switch in OFFLINE_SWITCHES:
             module = sys.modules.get(name)
+            # a library that an earlier call in progress has switched keeps what that call puts back
             if module is not None and name not in done:
                 _shared.switches.append((module, switch, getattr(module, switch, False)))
                 setattr(module, switch, True)
@@ -95,6 +96,7 @@ def _without_input() -> Iterator[None]:
     with _shared.lock:
         if not _shared.silent_calls:
             _shared.stdin = sys.stdin
+            # a question to the user finds the end of the input and fails
             sys.stdin = io.TextIOWrapper(io.BytesIO())
         _shared.silent_calls += 1
     saved = None
@@ -171,6 +173,7 @@ def without_decoding(records: Any) -> Any:
     """The same records with pictures and sounds as they are stored: decoding them opens the addresses they name."""
     for name, feature in records.features.items():
         if getattr(feature, "decode", False):
+            # the feature stays, its decoder does not
             records = records.cast_column(name, type(feature)(decode=False))
     return records
 
@@ -203,6 +206,7 @@ def silence_transformers() -> Iterator[None]:
         yield
         return
     reports = library.utils.logging
+    # whatever the user has set comes back
     level = reports.get_verbosity()
     had_progress_bars = reports.is_progress_bar_enabled()
     reports.set_verbosity_error()

@@ -261,6 +261,7 @@ def drawing_devices(devices: Iterable[torch.device]) -> list[torch.device]:
 def forked_generators(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
     """Restore the generators of the CPU and of these devices at the end of the block."""
     drawing = drawing_devices(devices)
+    # torch forks the generators of one type of device, and of the CPU with it
     types = {device.type for device in drawing} or {CPU.type}
     assert len(types) == 1, f"tensors of one model are on {sorted(types)}"
     return torch.random.fork_rng(drawing, device_type=types.pop())
@@ -283,10 +284,12 @@ class OutOfMemory(UserError):
 
 def device_memory(device: torch.device) -> int:
     """The bytes of memory that this process can use at most on a device."""
+    # the host has no entry: its limits are those of the process
     of_device = device_kind(device).memory(device)
     if of_device is not None:
         return of_device
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    # a container or a shell may allow less than the machine has
     limits += [limit for limit in resource.getrlimit(resource.RLIMIT_AS) if limit != resource.RLIM_INFINITY]
     for file in _CGROUP_LIMITS:
         if file.is_file() and (text := file.read_text().strip()).isdecimal():
@@ -303,6 +306,7 @@ def check_model_fits(
     """
     numbers = sorted((value for value in keywords.values() if type(value) is int), reverse=True)[:3]
     is_small = math.prod(numbers) < _SMALL_PRODUCT and max(numbers, default=0) < _SMALL_VALUE
+    # a model that is small anyway is not built twice
     if is_small or torch.get_default_device().type == "meta":
         return
     with torch.random.fork_rng(devices=[]), bounded_model(name, copies, device), torch.device("meta"):
@@ -323,6 +327,7 @@ def bounded_model(name: str, copies: int = 1, device: torch.device | None = None
         nonlocal total
         if tensor is None or id(tensor) in sizes:
             return
+        # the tensor is kept, so that no other one gets its id
         sizes[id(tensor)] = tensor, math.prod(tensor.shape) * tensor.element_size() * copies
         total += sizes[id(tensor)][1]
         if device is not None and total > memory:

@@ -66,11 +66,10 @@ class GradientNorms(NamedTuple):
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself, or the whole of which a process holds a shard."""
-    if hasattr(tensor, "full_tensor"):
-        whole: Tensor = tensor.full_tensor()
-    else:
-        whole = tensor
-    return whole
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    full: Tensor = tensor.full_tensor()
+    return full
 
 
 class StepResult(NamedTuple):
@@ -117,6 +116,7 @@ class TrainingEngine:
             self.max_weight_grad_norm = optim.max_weight_grad_norm
         else:
             self.max_weight_grad_norm = None
+        # a gradient that is clipped need only be finite: its square is taken afterwards
         is_clipped = self.max_grad_norm is not None or self.max_weight_grad_norm is not None
         if is_clipped:
             self._largest_norm = torch.finfo(torch.float32).max
@@ -381,6 +381,7 @@ class MovementWatch:
             return None
         steps = self._steps
         largest_rate = self._largest_rate
+        # those of the last `begin`, which the next line replaces
         sums = self._sums
         self.begin()
         assert self._sums is not None

@@ -228,6 +228,7 @@ class LiveReporter:
     def _update_bar(self, event: TrainingProgress) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
+        # with the first progress, so that notes before it need no redrawing
         if self._bar is None:
             text_column = TextColumn("step {task.fields[text]}", markup=False)
             self._bar = Progress(BarColumn(bar_width=24), text_column, console=self._console)

@@ -56,6 +56,7 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
             else:
                 weight_decay = group_decay
             key = weight_decay, own_eps.get(weight, config.eps), scales[weight]
+            # weights with equal settings share a group, which is updated by one kernel
             groups.setdefault(key, []).append(weight)
     param_groups = [
         {"params": weights, "weight_decay": decay, "eps": eps, LR_SCALE: scale}
@@ -124,8 +125,8 @@ def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
         return list(module.parameters())
     # a bias never decays, whether a module names it or not
     names = ("bias", *undecayed)
-    own = dict(module.named_parameters(recurse=False))
-    return [own[name] for name in names if name in own]
+    by_name = dict(module.named_parameters(recurse=False))
+    return [by_name[name] for name in names if name in by_name]
 
 
 def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

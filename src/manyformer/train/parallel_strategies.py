@@ -106,8 +106,8 @@ class ContextStrategy(ParallelStrategy):
         return SINGLE_PROCESS_GROUP
 
     def local_batch(self, batch: Batch) -> Batch:
-        own: Batch = self._model.own_columns(batch)
-        return own
+        columns: Batch = self._model.own_columns(batch)
+        return columns
 
     def prepare(self, model: Model) -> nn.Module:
         self._model = model

@@ -85,6 +85,7 @@ class ProcessGroup(NamedTuple):
             error = caught
         if self.any_process(error is not None):
             message = self._message(error)
+            # a process that has failed raises its own error, the others the message of the first
             raise error or FailedElsewhere(message)
 
     def _message(self, error: Exception | None) -> str:

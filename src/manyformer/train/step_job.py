@@ -33,6 +33,7 @@ class StepJob:
 
 def own_engine(model: Model, *, autocast: torch.dtype | None) -> TrainingEngine:
     """The engine of a model that no run describes: with the optimizer that runs have by default, in one process."""
+    # the defaults of a run, so that costs of models are compared under them
     return TrainingEngine(model, AdamWConfig(), DDPStrategy(), autocast=autocast)
 
 
@@ -47,4 +48,5 @@ def step_of_run(run: RunConfig, folder: Path) -> StepJob:
         read_weights(model, folder / "model")
     adapt_model(model, run)
     engine = make_engine(run, model, data.train, device, DDPStrategy())
+    # as many batches as one step of the run accumulates
     return StepJob(engine, [next(data.train) for _ in range(run.batch.accumulate)])

@@ -198,6 +198,7 @@ def _noam(warmup: WarmUp, *, width: int, scale: float) -> LearningRateFn:
         as_published = noam(step, width=width, warmup=warmup.steps, scale=scale)
         if step >= warmup.steps:
             return as_published
+        # at the end of the warm-up, where the published rate is highest
         peak = noam(warmup.steps, width=width, warmup=warmup.steps, scale=scale)
         return max(as_published, peak * warmup(step, progress))
 

@@ -76,6 +76,7 @@ class TrainingLoop:
         self._updates_itself = any(isinstance(module, PostStepUpdate) for module in modules)
         self._movement = MovementWatch(self.engine.weights)
         self._start_seconds = self._start_cpu_seconds = 0.0
+        # a GPU lets the host wait, and several processes wait for one another
         self._thread_use_reported = self.engine.device.type != "cpu" or self._process_group.size > 1
 
     def resume(self, checkpoint: Checkpoint) -> None:
