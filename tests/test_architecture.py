@@ -31,7 +31,7 @@ LEVELS = [
         "version",
     },
     {"files", "keyword_checks", "spaces", "structures", "system"},
-    {"constant_tensors", "core", "costs", "environments", "libraries", "plugins", "recompute", "training_hooks"},
+    {"core", "costs", "environments", "libraries", "plugins", "recompute", "training_hooks"},
     {"batches", "context_windows", "head_selection", "length_norms", "two_texts"},
     {"masks", "position", "residual", "rollouts"},
     {"ops"},

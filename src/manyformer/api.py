@@ -41,10 +41,12 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
     names modules or .py files to import first, which define its recipe; installed packages that offer it need not be
     named. Raises UserError if the folder holds no model or is damaged or incomplete. No pickle is ever read, and no
     module that the folder names is imported."""
-    import_modules(imports)
+    if imports:
+        import_modules(imports)
     folder = Path(path)
     if not folder.is_dir():
         raise UserError(f"{folder} is not a folder; a saved model is a folder with config.json and model.safetensors")
+    # the folder of a run, whose final model lies in it
     if not (folder / "config.json").is_file() and (folder / "model" / "config.json").is_file():
         folder = folder / "model"
     if is_hugging_face(folder):

@@ -16,6 +16,7 @@ FLOP_CONVENTION = (
 def count_flops(job: Callable[[], object]) -> int:
     """The floating-point operations of one call of `job`, counted by `FLOP_CONVENTION`."""
     counter = FlopCounterMode(display=False, custom_mapping=_extra_flop_formulas())
+    # totals need no names of modules
     counter.mod_tracker = _NoModuleTracker()  # type: ignore[assignment]
     with counter:
         job()

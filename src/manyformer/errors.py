@@ -22,6 +22,7 @@ class UserErrors(UserError):
     def __init__(self, lines: Iterable[str]) -> None:
         self.lines = list(lines)
         omitted = len(self.lines) - MAX_LINES
+        # a note in the place of a single line would say less than the line
         if omitted > 1:
             notes = [f"and {omitted:,} more errors"]
         else:
@@ -55,6 +56,7 @@ def format_value(value: Any) -> str:
         if value:
             return "a mapping"
         return "an empty mapping"
+    # as a run file has them
     constants: dict[Any, str] = {None: "null", True: "true", False: "false"}
     if value is None or isinstance(value, bool):
         return constants[value]

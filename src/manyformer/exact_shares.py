@@ -15,6 +15,7 @@ def exact_share(share: float | Fraction) -> Fraction:
     """The decimal number that a float was written as: the shortest one that stands for it."""
     if isinstance(share, Fraction):
         return share
+    # `repr` gives the shortest decimal that is this float
     return Fraction(repr(float(share)))
 
 
@@ -36,6 +37,7 @@ def ceil_share(share: float | Fraction, total: int) -> int:
 def ceil_shares(share: float | Fraction, totals: Int[Tensor, "*n"]) -> Int[Tensor, "*n"]:
     """`ceil_share` of each of `totals`, which are below 2^31, on their device."""
     exact = exact_share(share)
+    # the product with a total below 2^31 then fits into 64 bits
     if max(exact.numerator, exact.denominator) < 1 << 31:
         return -((-exact.numerator * totals) // exact.denominator)
     # a decimal of more digits than 64 bits can multiply

@@ -67,6 +67,7 @@ def check_value(value: Any, annotation: Any) -> tuple[Any, str]:
         return value, ""
     number = _plain_number(value)
     try:
+        # a number of NumPy has no JSON text
         typed = _with_type(number, annotation)
     except ValidationError:
         return value, type_error_text(value, annotation)
@@ -106,6 +107,7 @@ def _with_type(value: Any, annotation: Any) -> Any:
         # Validating JSON converts a list to a tuple where the type requires one, but never text to a number.
         return adapter.validate_json(text)
     except ValidationError:
+        # only a whole number in the form of a float is worth another look
         if not isinstance(value, float) or not value.is_integer():
             raise
         # Users type `ff_dim=1e3`, which YAML reads as a float.
@@ -148,11 +150,9 @@ def choice_error_text(value: Any, options: list[Any]) -> str:
 
 def meaning_of(annotation: Any) -> str:
     """The meaning of a keyword: the text in its `Annotated` type, or empty."""
-    if get_origin(annotation) is Annotated:
-        metadata = get_args(annotation)[1:]
-    else:
-        metadata = ()
-    return next((item for item in metadata if isinstance(item, str)), "")
+    if get_origin(annotation) is not Annotated:
+        return ""
+    return next((item for item in get_args(annotation)[1:] if isinstance(item, str)), "")
 
 
 def type_text(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:

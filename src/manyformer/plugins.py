@@ -110,6 +110,7 @@ def _import_named(name: str, folder: Path) -> str:
             # at the end, so that no module of these folders hides an installed one
             sys.path.append(resolved)
     module = _import(module_name, f"the module {name}", folder)
+    # an installed module of the same name would have been imported in the place of the file
     origin = Path(module.__file__ or "").resolve()
     if file is not None and origin not in (file.resolve(), file.resolve() / "__init__.py"):
         raise UserError(f"{name} cannot be imported: its name is that of {origin}; rename the file")
@@ -133,6 +134,7 @@ def _import(module_name: str, description: str, folder: Path = Path()) -> Module
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # the module itself or a package that it lies in, not one that it imports
         if error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
             places = " or ".join(dict.fromkeys(str(path.resolve()) for path in (Path(), folder)))
             raise UserError(
@@ -142,6 +144,7 @@ def _import(module_name: str, description: str, folder: Path = Path()) -> Module
     except UserError as error:
         raise UserError(f"{description} cannot be used: {error}") from error
     except Exception as error:
+        # the line that failed is the author's, whose plug-in the user may have written
         frame = traceback.extract_tb(error.__traceback__)[-1]
         if isinstance(error, SyntaxError):
             location = ""

@@ -37,7 +37,7 @@ from manyformer.evaluate.eval_data import TrainedRun, open_run
 from manyformer.exact_shares import round_share
 from manyformer.files.atomic_files import atomic_write_text, report_disk_full
 from manyformer.files.json_records import AS_OBJECT, Count, FileRecord
-from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
+from manyformer.files.verified_folder import check_unfinished, unfinished_folder
 from manyformer.heads.head_importance import HeadValues, head_importance, normalize_layers
 from manyformer.models import BatchScore, Model
 from manyformer.models.model import CarriedState
@@ -46,10 +46,10 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import REMOVED_HEADS
 from manyformer.rollouts import EpisodeBatch
 from manyformer.train import train
+from manyformer.train.build_model import open_run_data
 from manyformer.train.events import EventListener
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP
 from manyformer.train.run_folder import RESULT_FILE
-from manyformer.train.session import open_run_data
 from manyformer.train.validation import ResultRecord, Validator
 from manyformer.training_hooks import eval_mode
 from manyformer.type_aliases import LogFn

@@ -69,6 +69,7 @@ def parse_observations(keyword: int | str) -> ObservationSpace:
     """The space that the keyword `observations` of a recipe names, 8 or "64x64x3". Raises UserError."""
     if isinstance(keyword, int) and keyword >= 1:
         return VectorSpace(keyword)
+    # no leading zeros, and few enough digits that the product is a number of reasonable size
     if match := re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,5})x([1-9]\d{0,5})", str(keyword)):
         height, width, channels = map(int, match.groups())
         if height * width * channels <= MAX_PIXEL_VALUES:

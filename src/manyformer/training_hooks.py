@@ -19,6 +19,7 @@ class PostStepUpdate(ABC):
 
 def run_post_step_updates(model: nn.Module, step: int) -> None:
     """Call `after_step` of every `PostStepUpdate` in `model`; `manyformer.train` does so after every step."""
+    # updates of weights and buffers are no part of the loss
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, PostStepUpdate):
@@ -120,6 +121,7 @@ def eval_mode(model: object) -> Iterator[None]:
     if not isinstance(model, nn.Module):
         yield
         return
+    # only the mode of the whole is restored: parts with a mode of their own keep it by overriding `train`
     training = model.training
     model.eval()
     try:

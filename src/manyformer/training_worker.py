@@ -17,6 +17,7 @@ from manyformer.system.temporary_folders import remove_temporary_folders
 
 def main(events: str) -> None:
     """Train the run on standard input and write events to the open file of number `events`."""
+    # one line: the rest of standard input is the life of the launcher
     settings, fresh = json.loads(sys.stdin.readline())
     threading.Thread(target=_end_with_launcher, name="launcher watch", daemon=True).start()
     with handle_stop_signals(watched=True):

@@ -78,6 +78,7 @@ def frame_pair(first: Sequence[int], second: Sequence[int], tokenizer: FramingTo
     """A row of two sentences, parts 0 and 1; the longer one loses its last tokens until the row has `limit` tokens."""
     first_length = len(first)
     second_length = len(second)
+    # one token at a time, from the longer one
     while first_length + second_length > max(0, limit - _frame_length(tokenizer)):
         if first_length > second_length:
             first_length -= 1
@@ -158,6 +159,7 @@ def frame_question(question: str, document: str, encode: DocumentEncoder, limit:
     frame_length = _frame_length(encode.tokenizer)
     room = max(0, limit - frame_length - len(kept_ids))
     uncut_length = max(MAX_QUESTION_SHARE * len(question_ids), len(question_ids) + len(tokens.ids) + frame_length)
+    # 0 is the part of the question
     parts = [sentence + 1 for sentence in tokens.sentences[:room]]
     framed = _frame(kept_ids, tokens.ids[:room], parts, encode.tokenizer, uncut_length)
     return framed._replace(spans=tokens.spans[:room])
@@ -203,6 +205,7 @@ def first_text_roles(parts: Int[Tensor, "b l"]) -> Int[Tensor, "b l"]:
 def halves(tokens: Int[Tensor, "b l"], segments: Int[Tensor, "b l"] | None) -> Int[Tensor, "b l"]:
     """Parts of drawn tokens: 0 for the first token of each document, 1 for the others; -1 for padding."""
     if segments is None:
+        # without segments each row is one document
         segments = torch.zeros_like(tokens)
     previous = torch.cat([torch.full_like(segments[:, :1], PADDING_SEGMENT), segments[:, :-1]], 1)
     return torch.where(segments == PADDING_SEGMENT, -1, (segments == previous).long())

@@ -10,7 +10,7 @@ import pytest
 from commands import Cli
 
 from full_disk import no_file_longer_than
-from manyformer.files.unfinished_folder import MARK
+from manyformer.files.verified_folder import MARK
 
 Command = Callable[[Path, Path], tuple[str, ...]]
 """The words of a command for a run and the folder or file that it writes."""

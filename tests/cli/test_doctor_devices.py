@@ -12,7 +12,7 @@ from pretended_mps import pretended_mps
 from manyformer.cli import doctor
 from manyformer.cli.doctor import DoctorFinding, _device, try_recipe, try_recipes
 from manyformer.models import Model
-from manyformer.system.missing_operators import MissingOperator, describe_missing, report_missing_operator
+from manyformer.system.devices import MissingOperator, describe_missing, report_missing_operator
 
 MISSING = (
     "The operator 'aten::_linalg_eigh' is not currently implemented for the MPS device. If you want this op to be "

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import manyformer
-from manyformer.files.json_lines import JsonLines
-from manyformer.files.json_records import DamagedFile, FileRecord
+from manyformer.files.json_records import DamagedFile, FileRecord, JsonLines
 from manyformer.files.json_text import json_text
 
 ROOT = Path(manyformer.__file__).parent

@@ -7,7 +7,7 @@ import manyformer as mf
 from manyformer.check.tiny_models import build_tiny
 from manyformer.errors import UserError
 from manyformer.generate import decoding_from_options
-from manyformer.system.device_memory import OutOfMemory
+from manyformer.system.devices import OutOfMemory
 
 
 @pytest.mark.parametrize(

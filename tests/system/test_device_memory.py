@@ -14,6 +14,8 @@ import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.recipes.registry import build_on_meta
 from manyformer.system.device_memory import (
+from manyformer.model_summary import build_on_meta
+from manyformer.system.devices import (
     OutOfMemory,
     check_model_fits,
     describe_request,
@@ -44,7 +46,7 @@ def test_a_model_that_cannot_fit_is_refused_before_it_is_built(keywords: dict[st
 
 
 def test_a_model_of_too_many_modules_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manyformer.system.device_memory.MAX_MODULES", 1000)
+    monkeypatch.setattr("manyformer.system.devices.MAX_MODULES", 1000)
     for build in (mf.build, lambda name, **keywords: build_on_meta(name, keywords)):
         with pytest.raises(OutOfMemory, match="transformer-lm has more than 1,000 modules"):
             build("transformer-lm", depth=5000, dim=8, heads=1)
@@ -59,7 +61,7 @@ def test_training_needs_four_numbers_for_each_weight(monkeypatch: pytest.MonkeyP
     """The weights of this model fill a megabyte and more, so that they fit alone, and not in training."""
     keywords = {"vocab": 5000, "dim": 64, "depth": 1, "heads": 2}
     size = sum(weight.nbytes for weight in mf.build("transformer-lm", **keywords).parameters())
-    monkeypatch.setattr("manyformer.system.device_memory.device_memory", lambda device: 2 * size)
+    monkeypatch.setattr("manyformer.system.devices.device_memory", lambda device: 2 * size)
 
     def check(copies: int) -> None:
         build = lambda: mf.build("transformer-lm", **keywords)  # noqa: E731

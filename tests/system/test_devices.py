@@ -16,8 +16,15 @@ from manyformer.config import RunConfig
 from manyformer.errors import UserError
 from manyformer.generate.next_token import graph_engine
 from manyformer.system import devices
-from manyformer.system.device_memory import device_memory
-from manyformer.system.devices import KINDS, DeviceKind, available_devices, best_device, device_kind, wide_dtype
+from manyformer.system.devices import (
+    KINDS,
+    DeviceKind,
+    available_devices,
+    best_device,
+    device_kind,
+    device_memory,
+    wide_dtype,
+)
 from manyformer.train.build_model import choose_autocast, choose_device, prepare_model
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, ProcessGroup
 from manyformer.train.process_state import GeneratorStates
@@ -30,7 +37,7 @@ ALLOWED = {
     "system/devices.py",
     "generate/captured_step.py",
     "generate/kept_steps.py",
-    "batches/batch.py",
+    "train/ahead_feed.py",
 }
 """The entries of devices, and what wraps the graphs and streams of CUDA."""
 

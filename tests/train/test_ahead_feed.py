@@ -19,8 +19,7 @@ from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.models.embedding import positions_of
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train import ahead_feed
-from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, batches_ahead, pass_reader
-from manyformer.train.engine import PreparedBatch
+from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, PreparedBatch, batches_ahead, pass_reader
 from manyformer.train.events import TrainingProgress
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")

@@ -14,8 +14,7 @@ from manyformer.config import DATA_SECTIONS, RunConfig
 from manyformer.core import tree_map
 from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
-from manyformer.train.ahead_feed import AheadFeed
-from manyformer.train.engine import PreparedBatch
+from manyformer.train.ahead_feed import AheadFeed, PreparedBatch
 
 PHRASES = [
     f"{count} {noun} sit here ." for count in ("two", "three", "four", "six") for noun in ("men", "dogs", "cats")

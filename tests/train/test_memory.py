@@ -17,10 +17,10 @@ from manyformer.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.model import CarriedState
 from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.train.build_model import open_run_data
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.events import TrainingStarted
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy
-from manyformer.train.session import open_run_data
 from manyformer.train.validation import Validator
 
 WORDS: dict[str, Any] = {"dim": 16, "depth": 2, "heads": 2, "memory_length": 12, "dropout": 0.1}

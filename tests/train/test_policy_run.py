@@ -12,9 +12,9 @@ from manyformer.config import RunConfig
 from manyformer.errors import UserError, UserErrors
 from manyformer.evaluate import evaluate
 from manyformer.train import train
+from manyformer.train.build_model import open_run_data
 from manyformer.train.events import TrainingProgress
 from manyformer.train.run_folder import as_training_run
-from manyformer.train.session import open_run_data
 
 SETTINGS = [
     *("model.dim=8", "model.depth=1", "model.heads=2", "model.memory_length=6", "data.options={length: 4}"),

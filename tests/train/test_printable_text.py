@@ -10,8 +10,8 @@ import pytest
 from fakes import a_run
 
 from manyformer.cli import console
+from manyformer.files.text_tables import printable, printable_line
 from manyformer.recipes import build, get_recipe
-from manyformer.system.printable_text import printable, printable_line
 from manyformer.train.events import TrainingNote, TrainResult, format_event
 from manyformer.train.validation import model_card
 

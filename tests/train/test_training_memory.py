@@ -8,7 +8,7 @@ import torch
 from fakes import a_run
 from runs import go
 
-from manyformer.system.device_memory import OutOfMemory
+from manyformer.system.devices import OutOfMemory
 from manyformer.train.engine import StepResult, TrainingEngine
 
 

@@ -71,6 +71,7 @@ def to_device(batch: BatchT, device: torch.device) -> BatchT:
     """
     if device_kind(device).is_host:
         return batch
+    # segment ids on a GPU could only be read by waiting for it
     on_host: Any = with_layouts(batch)
     if isinstance(on_host, ListsPlaces):
         on_host = on_host.with_places()
@@ -109,10 +110,12 @@ def segment_layout(segments: Int[Tensor, "b l"], known: SegmentLayout = None) ->
 def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
     """The layout of segment ids on the host; None where a document is in several pieces, which has no simple layout."""
     ids = segments.numpy()
+    # one document fills every row
     if ids.shape[1] and not ids.any():
         return ContiguousLayout()
     if not ids.size:
         return PackedLayout((), ())
+    # (b, l): whether a document or padding begins at a column; a row begins with a start
     is_start = np.ones(ids.shape, dtype=bool)
     np.not_equal(ids[:, 1:], ids[:, :-1], out=is_start[:, 1:])
     rows, starts = is_start.nonzero()
@@ -127,6 +130,7 @@ def read_segment_layout(segments: Int[Tensor, "b l"]) -> SegmentLayout:
         is_same_row = rows[1:] == rows[:-1]
     # ids that ascend, as packing numbers them, do not repeat
     if not (documents[1:] > documents[:-1])[is_same_row].all():
+        # the pieces of a row by their ids, where equal ones are neighbors
         order = np.lexsort((documents, rows))
         rows_in_order = rows[order]
         documents_in_order = documents[order]
@@ -158,8 +162,10 @@ def scored_places(targets: Tensor) -> Tensor:
 
     Their number is rounded up to one of a few, because compiled code is made for each shape."""
     is_ignored = (targets == IGNORE_INDEX).flatten()
+    # rounded up, so that no target is left out; the places beyond are ignored by the loss
     step = max(1, len(is_ignored) // PLACE_STEPS)
     count = -(-(len(is_ignored) - int(is_ignored.sum())) // step) * step
+    # a stable sort keeps the order of the places, those with a target first
     return is_ignored.to(torch.uint8).argsort(stable=True)[:count]
 
 

@@ -95,6 +95,7 @@ class ModalitiesBatch(NamedTuple):
     @property
     def inputs(self) -> tuple[Tensor | None, ...]:
         """The arguments of a model's `forward`."""
+        # all fields from the images to the segments of tokens
         return self[1:7]
 
     def with_places(self) -> Self:
@@ -139,6 +140,7 @@ class GraphBatch(NamedTuple):
         return self.features, self.edges, *self[3:7]
 
     def with_places(self) -> Self:
+        # (b * m,): padding is -1 on both sides
         sources, targets = self.edges.flatten(0, 1).unbind(1)
         links, loops = (
             ((sources >= 0) & is_kind).nonzero()[:, 0] for is_kind in (sources != targets, sources == targets)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyformer.check.subject import Subject, SubjectOutput, Untestable
 from manyformer.core import PADDING_SEGMENT, State, tree_map
-from manyformer.libraries.hub_libraries import reload_model, silence_transformers
+from manyformer.libraries.library_calls import reload_model, silence_transformers
 from manyformer.tasks import Inputs
 
 

@@ -291,13 +291,13 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE
     if isinstance(error, MemoryError | RuntimeError):
-        from manyformer.system.device_memory import SMALLER_WORK, describe_request, is_out_of_memory
+        from manyformer.system.devices import SMALLER_WORK, describe_request, is_out_of_memory
 
         if is_out_of_memory(error):
             print_error(f"out of memory{describe_request(error)}; {SMALLER_WORK}")
             return MISTAKE
     if isinstance(error, TypeError | RuntimeError):
-        from manyformer.system.missing_operators import describe_missing
+        from manyformer.system.devices import describe_missing
 
         if (sentence := describe_missing(error, "this command")) is not None:
             print_error(sentence)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from manyformer.files.json_text import json_text
-from manyformer.system.printable_text import printable
+from manyformer.files.text_tables import printable
 from manyformer.system.standard_streams import discard, shows_all_characters
 
 UNCUT = 10_000

@@ -20,7 +20,7 @@ from manyformer.cli.options import (
     complete_runs,
 )
 from manyformer.errors import UserError
-from manyformer.files.unfinished_folder import check_unfinished, unfinished_folder
+from manyformer.files.verified_folder import check_unfinished, unfinished_folder
 
 if TYPE_CHECKING:
     from manyformer.interop import ExportReport

@@ -292,7 +292,7 @@ def try_recipe(name: str, device: "torch.device") -> DoctorFinding | None:
     from manyformer.check.tiny_models import build_tiny
     from manyformer.generate import generate
     from manyformer.recipes.registry import task_of
-    from manyformer.system.missing_operators import missing_need
+    from manyformer.system.devices import missing_need
 
     try:
         model: Any = build_tiny(name, {}, 0).to(device)

@@ -102,7 +102,7 @@ def _training(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
 
 
 def _memory(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
-    from manyformer.system.device_memory import format_memory
+    from manyformer.system.devices import format_memory
 
     yield "weights", format_memory(plan.weights), "float32"
     yield "gradients", format_memory(plan.gradients), ""
@@ -118,7 +118,7 @@ def _memory(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
 
 
 def _files(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
-    from manyformer.system.device_memory import format_memory
+    from manyformer.system.devices import format_memory
 
     yield "tokens", format_memory(plan.data_bytes), f"{plan.token_bytes} bytes each, read once"
     yield "checkpoint", format_memory(plan.checkpoint_bytes), "weights and moments"

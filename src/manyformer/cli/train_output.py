@@ -11,12 +11,12 @@ from manyformer.data import HeldOutExample, survey_data
 from manyformer.data.kind import OpenRequest, kind_of
 from manyformer.data.opened import DataSurvey, read_examples
 from manyformer.errors import UserError
+from manyformer.files.text_tables import printable
 from manyformer.generate import decoding_from_options, stream, translate
 from manyformer.model_summary import count_parameters, forward_cost, module_rows
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import build_on_meta, task_of
-from manyformer.system.printable_text import printable
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks.masked_language_modelling import HEAD, expected_head
 from manyformer.train import TrainingEvent, TrainingFinished, TrainResult

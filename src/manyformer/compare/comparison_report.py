@@ -18,9 +18,8 @@ from manyformer.config.comparison import Comparison
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.files.atomic_files import atomic_write_text, make_folder
 from manyformer.files.json_text import json_text
-from manyformer.files.text_tables import Table, escape_bars
+from manyformer.files.text_tables import Table, escape_bars, printable
 from manyformer.scores import is_comparable
-from manyformer.system.printable_text import printable
 from manyformer.view.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from manyformer.config import RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.config.suite import BudgetName
 from manyformer.costs import count_flops
-from manyformer.files.json_lines import JsonLines
+from manyformer.files.json_records import JsonLines
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.train.step_job import step_of_run
 

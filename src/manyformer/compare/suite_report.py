@@ -15,11 +15,10 @@ from manyformer.config.suite import Suite, SuiteTask
 from manyformer.data.synthetic_floors import GuessFloors
 from manyformer.files.atomic_files import make_folder
 from manyformer.files.json_text import json_text
-from manyformer.files.text_tables import Table
+from manyformer.files.text_tables import Table, printable
 from manyformer.model_summary import state_bytes_after
 from manyformer.recipes import get_recipe
 from manyformer.recipes.registry import build_on_meta
-from manyformer.system.printable_text import printable
 from manyformer.view.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ from manyformer.config.comparison import Comparison
 from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
 from manyformer.errors import UserError, UserErrors
-from manyformer.files.json_lines import JsonLines
+from manyformer.files.json_records import JsonLines
 from manyformer.plugins import import_for_run
 from manyformer.recipes.registry import all_recipes
 from manyformer.system.stop_signals import resumable

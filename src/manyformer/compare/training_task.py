@@ -14,8 +14,7 @@ from manyformer.bench.measuring import extra_memory, median_with_quartiles, take
 from manyformer.compare.scoring import Rescorer, RescoreResult
 from manyformer.config import EncodedTextData, RunConfig
 from manyformer.config.comparison import ComparisonCase
-from manyformer.files.json_lines import JsonLines
-from manyformer.files.json_records import DamagedFile, FileRecord
+from manyformer.files.json_records import DamagedFile, FileRecord, JsonLines
 from manyformer.files.json_text import json_text
 from manyformer.model_summary import count_parameters
 from manyformer.train import TrainingDiverged, train

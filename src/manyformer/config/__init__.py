@@ -21,10 +21,10 @@ from manyformer.config.data_sections import (
     TreesData,
     register_section,
 )
-from manyformer.config.describe import SettingHelp, describe_keywords, describe_settings, json_schema
 from manyformer.config.load import RUN_FILE, ImportFn, InitialModel, RecipeLookup, describe_misfits, load_run
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import FREE_ON_RESUME, differences, dump_run
+from manyformer.config.setting_names import SettingHelp, describe_keywords, describe_settings, json_schema
 from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
 from manyformer.config.training_sections import (
     AdadeltaConfig,

@@ -132,4 +132,5 @@ class Comparison:
         """The number of cases that must be trained one after the other before this one."""
         if case.init_from_case is None:
             return 0
+        # it ends: cases that begin with each other's weights are refused when the file is read
         return 1 + self.stage(self.case(case.init_from_case))

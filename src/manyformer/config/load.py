@@ -17,7 +17,7 @@ from manyformer.config.shipped import shipped_runs
 from manyformer.config.training_sections import NoamSchedule
 from manyformer.config.validation_errors import validate
 from manyformer.errors import UserError, UserErrors, suggest_names
-from manyformer.files.file_kinds import special_kind
+from manyformer.files.json_records import special_kind
 
 RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""
@@ -119,6 +119,7 @@ def load_run(
 def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], recipes: RecipeLookup) -> RunConfig:
     """Merge layers of settings and overrides into a run. Raises UserErrors with every error."""
     parsed_overrides, override_errors = parse_overrides(overrides)
+    # what decides how all else is read: modules, the recipe, the model that the run begins with
     early = stack([*target.layers, _early_overrides(parsed_overrides)])
     imports = import_named(early, recipes.import_modules)
     saved = find_saved_model(early, f"runs/{target.name}", recipes.saved_model)
@@ -127,6 +128,7 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
     else:
         unnamed = {"recipe": saved.recipe}
     recipe = early.data.get("recipe", unnamed.get("recipe"))
+    # an override of the recipe keeps the keywords of the file that fit the new one
     lower = stack(_fit_keywords_to_recipe(target.layers, recipe, recipes))
     signature = None
     task = None
@@ -139,6 +141,7 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         task = recipes.task_of(recipe) if recipes.task_of else None
     defaults = SettingLayer(unnamed | ({} if task is None else _task_defaults(task)))
     base = stack([defaults, lower])
+    # bare names are found among the settings of the members that are selected by now
     upper, placement_errors = place_overrides(parsed_overrides, base, signature)
     merged = with_saved_tokenizer(stack([base, upper]), saved)
     run, section_errors = validate(merged, signature, {error.path for error in target.errors} - {""})
@@ -189,6 +192,7 @@ def with_saved_keywords(run: RunConfig, saved: InitialModel, signature: inspect.
     if run.recipe != saved.recipe:
         return run
     parameters = signature.parameters
+    # the data of this run may be other data, which decides these keywords anew
     decided = run.data.expected_keywords(set(parameters)).keywords.keys()
     taken = {
         name: value
@@ -238,6 +242,7 @@ def describe_misfits(recipe: str, task: TaskProtocol, kind: str | None, metric: 
     kinds = task.data_kinds()
     if kind not in (None, *kinds):
         messages["data.kind"] = f"{recipe} ({task.name}) learns from {' or '.join(kinds)}, not from {kind}"
+    # the metrics are those of the task on this kind of data
     task = task.variant(kind or kinds[0])
     if isinstance(metric, str) and metric not in task.metrics:
         message = f"{recipe} ({task.name}) is ranked by {' or '.join(task.metrics)}, not by '{metric}'"
@@ -275,6 +280,7 @@ def _fit_keywords_to_recipe(layers: list[SettingLayer], recipe: Any, recipes: Re
     layer_recipe = None
     keywords = recipes.keywords(recipe)
     for layer in layers:
+        # a file that names no recipe was written for that of the file below it
         layer_recipe = layer.data.get("recipe", layer_recipe)
         fitted.append(without_keywords(layer, recipes.keywords(layer_recipe) - keywords if keywords else set()))
     return fitted
@@ -297,6 +303,7 @@ def without_keywords(layer: SettingLayer, keywords: Container[str]) -> SettingLa
 
 
 def _sort_key(error: SettingError) -> tuple[bool, str, int, int]:
+    # the lines of files in their order, then the command line
     return bool(error.location.argument), error.location.file, error.location.line, error.location.column
 
 

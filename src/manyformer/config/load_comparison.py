@@ -29,7 +29,7 @@ from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.shipped import run_description, shipped_comparisons
 from manyformer.config.validation_errors import error_text
 from manyformer.errors import UserError, UserErrors, format_value, suggest_names
-from manyformer.files.file_kinds import special_kind
+from manyformer.files.json_records import special_kind
 
 ValidatedSection = TypeVar("ValidatedSection", bound=ConfigSection)
 
@@ -97,6 +97,7 @@ def read_cases(
     recipes: RecipeLookup,
 ) -> tuple[ComparisonCase, ...]:
     """The cases over the base run. Raises UserErrors with every error."""
+    # a case that is `init_from` of another has no saved model yet
     reader = CaseReader(base_layers, cases, file, file_layer, overrides, _without_cases(recipes, cases.data))
     loaded_cases = reader.read_cases()
     reader.check_keywords(loaded_cases)
@@ -148,10 +149,10 @@ def read_base(base: SettingLayer, path: Path, errors: list[SettingError]) -> lis
 
 
 def validate_section(
-    kind: type[ValidatedSection], layer: SettingLayer, others: Sequence[str], errors: list[SettingError]
+    kind: type[ValidatedSection], layer: SettingLayer, taken_names: Sequence[str], errors: list[SettingError]
 ) -> ValidatedSection | None:
-    """The layer as a section, None with the errors collected; `others` are names that were taken from it before."""
-    valid_names = [*kind.model_fields, *others]
+    """The layer as a section, None with the errors collected; `taken_names` were taken from it before."""
+    valid_names = [*kind.model_fields, *taken_names]
     try:
         return kind.model_validate(layer.data)
     except ValidationError as error:
@@ -200,6 +201,7 @@ class CaseReader:
     def check_keywords(self, cases: Sequence[ComparisonCase]) -> None:
         """Check that every model keyword of the base run, and a swept one, is a keyword of some case's recipe."""
         valid_names = [f"model.{name}" for case in cases for name in self.recipes.keywords(case.run.recipe)]
+        # a keyword that no case has taken
         unknown_names = [
             (layer.location_of(("model", keyword)), f"model.{keyword}")
             for layer in self.base_layers
@@ -265,6 +267,7 @@ class CaseReader:
         """Check that the source of initial weights is a trained case and that there is no cycle."""
         source = by_name.get(case.init_from_case or "")
         visited = {case.name}
+        # from source to source until a case begins with random weights; a cycle comes back to a visited one
         while source is not None and source.trained_by is None and source.name not in visited:
             visited.add(source.name)
             source = by_name.get(source.init_from_case or "")
@@ -275,6 +278,7 @@ class CaseReader:
     def _case_layers(self, name: str) -> tuple[list[SettingLayer], str | None]:
         """The layers of a case above those of its `trained` case and the base run, and the name of that case."""
         cases = self.settings.data
+        # a copy, from which `trained` is taken
         case_layer = SettingLayer(dict(cases[name] or {}), self.settings.locations_below((name,)))
         trained_by = case_layer.data.pop("trained", None)
         own_layer, _ = split_extends(case_layer, [])

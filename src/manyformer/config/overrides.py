@@ -22,6 +22,7 @@ class SettingOverride(NamedTuple):
 def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[SettingOverride], list[SettingError]]:
     """Parse command-line arguments (or a mapping, from Python) into overrides and errors."""
     if isinstance(overrides, Mapping):
+        # Python's paths are text in a run
         settings = {key: str(value) if isinstance(value, PurePath) else value for key, value in overrides.items()}
         return [_make_override(key, value, format_value(value)) for key, value in settings.items()], []
     parsed: list[SettingOverride] = []
@@ -34,15 +35,14 @@ def parse_overrides(overrides: Sequence[str] | Mapping[str, Any]) -> tuple[list[
     while arguments:
         argument = arguments.pop(0)
         key, equals, text = argument.removeprefix("--").partition("=")
+        # `--key value`; a negative number is a value, another option is none
         if not equals and argument.startswith("--") and arguments and not arguments[0].startswith("--"):
             equals = "="
             text = arguments.pop(0)
         if not equals or not key.strip():
-            is_option = argument.startswith("--") and key
-            needs_value = f"needs a value, as in `{argument} true`"
             message = "is no setting; write key=value or --key value"
-            if is_option:
-                message = needs_value
+            if argument.startswith("--") and key:
+                message = f"needs a value, as in `{argument} true`"
             errors.append(
                 SettingError(SourceLocation(argument=argument if argument.strip() else repr(argument)), "", message)
             )
@@ -103,6 +103,7 @@ def _put_override(layer: SettingLayer, key: str, override: SettingOverride) -> N
     path = tuple(key.split(".")[:2])
     value = override.value
     locations: dict[SettingPath, SourceLocation] = {(): override.location}
+    # a mapping is laid over the section like its settings one by one: the others stay
     if key in {*SECTIONS, "model"} and isinstance(value, dict | None):
         for name, item in (value or {}).items():
             layer.put((key, name), item, locations)

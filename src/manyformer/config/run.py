@@ -124,6 +124,7 @@ class RunConfig(ConfigSection):
 
     @classmethod
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        # several processes need a strategy, and replicas are the one that every model allows
         devices = settings.get("devices")
         if "strategy" not in settings and isinstance(devices, int | float) and devices > 1:
             settings["strategy"] = "ddp"

@@ -130,6 +130,7 @@ class LocatedYAML:
 
     def compose(self, text: str) -> Any:
         """The only document in the text, None if there is none or it is invalid; errors are collected."""
+        # first, because PyYAML reports such a character without its line
         match = Reader.NON_PRINTABLE.search(text)
         if match:
             line = text.count("\n", 0, match.start()) + 1
@@ -178,6 +179,7 @@ class LocatedYAML:
         if isinstance(event, yaml.SequenceStartEvent):
             return self._sequence(events, path)
         assert isinstance(event, yaml.ScalarEvent)
+        # quoted text is text, whatever it looks like
         if event.style:
             return event.value
         return resolve_scalar(event.value)
@@ -187,6 +189,7 @@ class LocatedYAML:
         for event in events:
             if isinstance(event, yaml.MappingEndEvent):
                 break
+            # a key may be any node of YAML; its place is that of no setting
             key = self._value(event, events, (*path, "?"))
             value_event = next(events)
             if not isinstance(key, str):
@@ -243,6 +246,7 @@ def _read_text(path: FilePath) -> str:
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from error
     try:
+        # editors on Windows begin a file with a mark of the byte order
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         preceding = raw[: error.start].decode("utf-8", errors="replace")
@@ -285,6 +289,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: _Dumper, text: str) -> yaml.Node:
+    # without quotes it would be read as a number, a constant or null
     style = None if isinstance(resolve_scalar(text), str) else "'"
     if not text.isprintable():
         style = '"'
@@ -317,6 +322,7 @@ def differences(old: RunConfig, new: RunConfig) -> list[str]:
     """
     old_settings = _flatten(old)
     new_settings = _flatten(new)
+    # the settings of another optimizer differ all at once: its name says as much
     for section, (tag, _) in UNION_TAGS.items():
         if old_settings[f"{section}.{tag}"] != new_settings[f"{section}.{tag}"]:
             old_settings, new_settings = (

@@ -73,12 +73,10 @@ class ConfigSection(BaseModel):
 def _int_from_float(value: Any) -> Any:
     # Users type `steps=1e5`, which YAML reads as a float.
     if isinstance(value, float) and value.is_integer():
-        number = int(value)
-    else:
-        number = value
-    if isinstance(number, int) and number > MAX_INT:
+        value = int(value)
+    if isinstance(value, int) and value > MAX_INT:
         raise PydanticCustomError("forms", "must be {forms}", {"forms": f"at most {MAX_INT}"})
-    return number
+    return value
 
 
 def _tuple_from_list(value: Any) -> Any:
@@ -97,6 +95,7 @@ def accepted_forms(forms: str) -> WrapValidator:
 
     def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
         try:
+            # one message for all members of the union, which pydantic would report one by one
             return handler(_tuple_from_list(value))
         except ValidationError as error:
             raise PydanticCustomError("forms", "must be {forms}", {"forms": forms}) from error

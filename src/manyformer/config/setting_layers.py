@@ -26,10 +26,10 @@ class SourceLocation(NamedTuple):
         if self.argument:
             return f"{self.argument}: {prefix}{message}"
         if self.line:
-            source = f"{self.file}:{self.line}:{self.column}: "
-        else:
-            source = f"{self.file}: " if self.file else ""
-        return f"{source}{prefix}{message}"
+            return f"{self.file}:{self.line}:{self.column}: {prefix}{message}"
+        if self.file:
+            return f"{self.file}: {prefix}{message}"
+        return f"{prefix}{message}"
 
 
 class SettingError(NamedTuple):
@@ -52,6 +52,7 @@ class SettingLayer:
 
     def location_of(self, path: SettingPath) -> SourceLocation:
         """The source location of a setting, or of the innermost enclosing section that has one."""
+        # from the setting outwards: a file may locate its section alone
         for length in range(len(path), -1, -1):
             if path[:length] in self.locations:
                 return self.locations[path[:length]]
@@ -63,6 +64,7 @@ class SettingLayer:
         for name in path[:-1]:
             section = section.setdefault(name, {})
         section[path[-1]] = value
+        # locations below the path belong to the value that is replaced
         elsewhere = {place: location for place, location in self.locations.items() if place[: len(path)] != path}
         self.locations = elsewhere | {path + relative: location for relative, location in locations.items()}
 

@@ -1,13 +1,17 @@
-"""The names of all settings, and the nearest name for one that does not exist."""
+"""All settings: their names, the nearest name for one that does not exist, and descriptions for help and editors."""
 
 import difflib
 import inspect
-from collections.abc import Sequence
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, get_args
+
+from pydantic.fields import FieldInfo
 
 from manyformer.config.data_sections import DATA_SECTIONS, DataSection, select_section
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
+from manyformer.errors import format_value
+from manyformer.keyword_checks import meaning_of, type_text
 
 
 def _members(annotation: Any) -> tuple[type[ConfigSection], ...]:
@@ -67,6 +71,7 @@ def selected_member(section: str, data: dict[str, Any]) -> type[ConfigSection] |
     tag, default = UNION_TAGS[section]
     section_data = data.get(section)
     if isinstance(section_data, dict):
+        # a section without its tag means the default member
         tag_value = section_data.get(tag, default)
     else:
         tag_value = default
@@ -120,10 +125,7 @@ def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
     if suggestions:
         return f"did you mean {' or '.join(suggestions[:3])}?"
     section = unknown_name.rpartition(".")[0]
-    if section:
-        section_names = [leaf(name) for name in valid_names if name.rpartition(".")[0] == section]
-    else:
-        section_names = []
+    section_names = [leaf(name) for name in valid_names if section and name.rpartition(".")[0] == section]
     if section_names:
         return f"known in {section}: {', '.join(sorted(section_names))}"
     return f"known: {', '.join(dict.fromkeys(name.partition('.')[0] for name in [*valid_names, 'model']))}"
@@ -131,8 +133,10 @@ def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
 
 def _similar_names(unknown_name: str, valid_names: Sequence[str]) -> list[str]:
     synonym = SYNONYMS.get(leaf(unknown_name))
+    # a name of another program means exactly one setting
     if synonym in valid_names or synonym in SECTIONS:
         return [str(synonym)]
+    # the right name in the wrong section
     same_leaf = [
         name for name in valid_names if leaf(name) == leaf(unknown_name) or unknown_name.startswith(f"{name}.")
     ]
@@ -145,6 +149,7 @@ def _similar_names(unknown_name: str, valid_names: Sequence[str]) -> list[str]:
         for foreign_name, name in SYNONYMS.items()
         if _similarity(leaf(unknown_name), foreign_name) > 0.8
     }
+    # names that are about as near as the nearest one
     best = max(scores.values(), default=0.0)
     similar = [
         name
@@ -174,3 +179,98 @@ def _similarity(first: str, second: str) -> float:
     if matcher.real_quick_ratio() < _MIN_PART or matcher.quick_ratio() < _MIN_PART:
         return 0.0
     return matcher.ratio()
+
+
+class SettingHelp(NamedTuple):
+    """One line of help: the dotted key, its type in words, its default as YAML, and its description."""
+
+    key: str
+    type: str
+    default: str
+    doc: str
+
+
+class KeywordHelp(NamedTuple):
+    """A keyword of a recipe: its type in words, its default, and its meaning."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+
+
+def describe_keywords(signature: inspect.Signature) -> list[KeywordHelp]:
+    """Describe the keywords of a recipe, in the order of its signature."""
+    return [
+        KeywordHelp(keyword.name, type_text(keyword.annotation), keyword.default, meaning_of(keyword.annotation))
+        for keyword in signature.parameters.values()
+    ]
+
+
+def describe_settings(run: RunConfig | None = None, signature: inspect.Signature | None = None) -> list[SettingHelp]:
+    """Describe every setting of a run with this run's values as defaults, and the keywords of its recipe's signature.
+
+    Without a run, the defaults of RunConfig are shown.
+    """
+    values = run if run is not None else RunConfig(recipe="?")
+    rows: list[SettingHelp] = []
+    for name, field in RunConfig.model_fields.items():
+        value = getattr(values, name)
+        if name == "model":
+            rows += _keyword_rows(value, signature)
+        elif isinstance(value, ConfigSection):
+            rows += [
+                _setting_row(f"{name}.{key}", inner_field, getattr(value, key))
+                for key, inner_field in type(value).model_fields.items()
+            ]
+        else:
+            rows.append(
+                _setting_row(field.alias or name, field, "required" if run is None and field.is_required() else value)
+            )
+    return rows
+
+
+def json_schema() -> dict[str, Any]:
+    """A JSON Schema of run files, for completion and checking in editors."""
+    schema = RunConfig.model_json_schema(mode="validation")
+    schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    schema["properties"] = {
+        "extends": {"type": "string", "description": "A shipped run or a file whose settings these are laid over."},
+        **schema["properties"],
+    }
+    # a recipe may come from the file that is extended, or with the weights
+    schema["anyOf"] = [{"required": [name]} for name in [*schema.pop("required"), "extends", "init_from"]]
+    return schema
+
+
+def _setting_row(key: str, field: FieldInfo, value: Any) -> SettingHelp:
+    section, _, name = key.partition(".")
+    type_description = type_text(field.annotation, tuple(field.metadata))
+    if section in UNION_TAGS and name == UNION_TAGS[section][0]:
+        type_description = f"one of {', '.join(tag_of(member, name) for member in section_members(section))}"
+    elif section == "data" and (variants := _variants(name)):
+        type_description = f"one of {', '.join(variants)}"
+    return SettingHelp(key, type_description, _default_text(value), " ".join(str(field.description or "").split()))
+
+
+def _variants(setting: str) -> dict[str, type[DataSection]]:
+    """The variants that a data setting selects; none if it selects none."""
+    kinds = DATA_SECTIONS.values()
+    return next((section.variants for section in kinds if section.variant_setting == setting), {})
+
+
+def _keyword_rows(values: Mapping[str, Any], signature: inspect.Signature | None) -> list[SettingHelp]:
+    rows = []
+    for keyword in describe_keywords(signature) if signature else []:
+        value = values.get(keyword.name, keyword.default)
+        default = "required"
+        if value is not inspect.Parameter.empty:
+            default = _default_text(value)
+        rows.append(SettingHelp(f"model.{keyword.name}", keyword.type, default, keyword.meaning))
+    return rows
+
+
+def _default_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    return format_value(value)

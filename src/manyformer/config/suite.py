@@ -96,6 +96,7 @@ class Suite:
 
 def is_suite(target: str | Path) -> bool:
     """Whether a comparison file, by its path or shipped name, is a suite: it names tasks."""
+    # errors of the file are reported when it is loaded as what it is
     return TASKS_KEY in read_mapping(find_comparison(target)[1], "", "", []).data
 
 
@@ -129,6 +130,7 @@ def _chosen_cases(cases: SettingLayer, chosen: Sequence[str], reference: str) ->
     """The chosen cases, the reference first; a case without a recipe is of the recipe of its name."""
     if reference not in cases.data:
         raise UserError(f"reference: '{reference}' must be one of the cases")
+    # the reference is always compared, whichever cases are chosen
     names = dict.fromkeys([reference, *(chosen or cases.data)])
     settings = {name: {"recipe": name, **(cases.data.get(name) or {})} for name in names}
     return SettingLayer(settings, cases.locations)

@@ -63,6 +63,7 @@ def validate(
                 if not _is_consequence(details, path, removed):
                     errors.append(_setting_error(details, path, layer, valid_names))
                 removed.add(_remove_setting(data, path, missing=details["type"] == "missing"))
+        # nothing more can be removed, so that the same errors would come again
         if removed == previous:
             return None, errors
 
@@ -103,15 +104,12 @@ def _setting_path(details: ErrorDetails) -> SettingPath:
 
 def _tags(section: str) -> set[str]:
     """The settings that select the member of a section, and the variant of a kind of data."""
+    tags = set[str]()
     if section in UNION_TAGS:
-        tags = {UNION_TAGS[section][0]}
-    else:
-        tags = set()
+        tags.add(UNION_TAGS[section][0])
     if section == "data":
-        variants = {member.variant_setting for member in DATA_SECTIONS.values()}
-    else:
-        variants = set()
-    return tags | {setting for setting in variants if setting is not None}
+        tags.update(kind.variant_setting for kind in DATA_SECTIONS.values() if kind.variant_setting is not None)
+    return tags
 
 
 def _member_tags(section: str) -> list[str]:
@@ -134,6 +132,7 @@ def _remove_setting(data: dict[str, Any], path: SettingPath, *, missing: bool) -
     in_section = len(path) > 1 and isinstance(data.get(section), dict)
     container, name = (data[section], str(path[1])) if in_section else (data, section)
     if missing:
+        # any value, so that what depends on others can still be checked
         container[name] = "?"
     elif in_section and name in _tags(section):
         # Which member was meant is unknown, so its settings cannot be judged.
@@ -148,6 +147,7 @@ def _setting_error(
     details: ErrorDetails, path: SettingPath, layer: SettingLayer, valid_names: list[str]
 ) -> SettingError:
     location = layer.location_of(path)
+    # the place of a missing setting is that of its section, or of the tag that selects the section
     if details["type"] == "missing" and len(path) > 1 and path[0] in UNION_TAGS:
         location = layer.locations.get(path[:1]) or layer.location_of((path[0], UNION_TAGS[str(path[0])][0]))
     names = tuple(name for name in path if isinstance(name, str))

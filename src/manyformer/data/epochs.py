@@ -71,16 +71,19 @@ def read_batch(epoch: Epoch, number: int, share: ProcessShare) -> Batch:
     """A batch of an epoch as a process trains on it or scores it: its rows alone, with the layout of their documents.
 
     This is where a layout is read: once, on the host, and in the thread that reads ahead where there is one."""
-    return with_layouts(_select_rows(epoch.batch(number), share))
+    batch = epoch.batch(number)
+    if share.world_size > 1:
+        batch = _select_rows(batch, share)
+    return with_layouts(batch)
 
 
 def _select_rows(batch: Batch, share: ProcessShare) -> Batch:
     """The rows of a batch for one process; if it has none, a row with all targets IGNORE_INDEX, so that it has work."""
-    if share.world_size == 1:
-        return batch
     if share.rank < len(batch[0]):
+        # contiguous, so that the rows of other processes are not kept in memory
         rows = (None if t is None else t[share.rank :: share.world_size].contiguous() for t in batch)
         return type(batch)(*rows)
+    # a process without a row still takes part in the step, in which all synchronize
     first_row = type(batch)(*(None if t is None else t[:1].clone() for t in batch))
     return first_row.ignored()
 
@@ -182,6 +185,10 @@ class TrainingFeed(Iterator[Batch], ABC):
         """Scores of the latest training data for people, such as the mean return of its episodes."""
         return {}
 
+    def progress_scores(self) -> dict[str, float]:
+        """The training scores that lines of progress show."""
+        return {name: score for name, score in self.training_scores().items() if name not in self.diagnostics}
+
 
 class SeededFeed(TrainingFeed):
     """A feed whose order a seed decides; `fingerprint` is that of its data."""
@@ -248,6 +255,7 @@ class Sampler(SeededFeed):
         return batch
 
     def shard(self, rank: int, world_size: int) -> "Sampler":
+        # from the same position, so that a run goes on with any number of processes
         assert 0 <= rank < world_size
         sampler = Sampler(self._plan, self.seed, ProcessShare(rank, world_size))
         sampler.epoch = self.epoch
@@ -256,6 +264,7 @@ class Sampler(SeededFeed):
 
     def load_state_dict(self, state: FeedPosition) -> None:
         self._cached_epoch = None
+        # it looks at `batches`, from now on those of the saved epoch
         super().load_state_dict(state)
 
     def _current_epoch(self) -> Epoch:

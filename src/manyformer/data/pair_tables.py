@@ -24,7 +24,7 @@ from manyformer.data.table_files import (
 )
 from manyformer.data.text_files import file_stamp
 from manyformer.errors import UserError, list_names
-from manyformer.libraries.hub_libraries import load_dataset_split, load_saved_dataset, without_decoding
+from manyformer.libraries.library_calls import load_dataset_split, load_saved_dataset, without_decoding
 
 _NORMALIZATION_NAME = "generated dates, amounts and numbers in 25 languages, to plain form"
 ReadRows = Callable[[TableFindings], Iterator[TableRow]]

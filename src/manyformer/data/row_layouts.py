@@ -50,6 +50,7 @@ class RowArrangement(ABC):
 
 def starts_document(offsets: IntArray, indices: IntArray) -> NDArray[np.bool_]:
     """Whether a document of the shard with these offsets begins at each of these tokens."""
+    # the first document that begins after each token
     following = np.searchsorted(offsets, indices, side="right")
     is_start: NDArray[np.bool_] = offsets[following - 1] == indices
     return is_start
@@ -75,6 +76,7 @@ class StreamLayout(RowLayout):
         self._shifted = shifted
 
     def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> RowArrangement:
+        # in training the stream is circular: its last target is the token that it starts with
         count = len(self._shard.tokens)
         if random is not None:
             return self._arrange_stream(int(random.integers(count)), count, epoch)
@@ -121,6 +123,7 @@ class WindowArrangement(RowArrangement):
         return TextRows(tokens, targets, None, is_first_copy)
 
     def _row_starts(self, row_numbers: IntArray) -> IntArray:
+        # the last row moves to the left until it is full
         return np.minimum(row_numbers * self.length, self._targets - self.length)
 
     def _repeated(self, row_numbers: IntArray) -> IntArray:
@@ -202,6 +205,7 @@ class DocumentLayout(RowLayout, RowArrangement):
         sizes = packed.sizes[chosen]
         row = np.repeat(np.arange(len(row_numbers)), counts)
         preceding = np.cumsum(sizes) - sizes
+        # columns count from the first piece of each row
         column = preceding - np.repeat(preceding[np.cumsum(counts) - counts], counts)
         destination = (np.repeat(row, sizes), np.repeat(column, sizes) + ragged_arange(sizes))
         indices = np.full(shape, -1, np.int64)
@@ -225,11 +229,13 @@ def pack_documents(offsets: IntArray, length: int, *, unused_tail: int) -> Packe
     sizes = np.diff(offsets) - unused_tail
     document_starts = offsets[:-1][sizes > 0]
     sizes = sizes[sizes > 0]
+    # a document longer than a row is cut into rows and a rest
     piece_counts = -(-sizes // length)
     starts = np.repeat(document_starts, piece_counts) + ragged_arange(piece_counts) * length
     piece_sizes = np.minimum(length, np.repeat(document_starts + sizes, piece_counts) - starts)
     row = best_fit(piece_sizes, length)
     order = np.argsort(row, kind="stable")
+    # where each row begins among the pieces in order of their rows
     row_offsets = np.searchsorted(row[order], np.arange((row.max() + 1 if len(row) else 0) + 1))
     return PackedRows(starts, piece_sizes, order, row_offsets)
 
@@ -238,6 +244,7 @@ def best_fit(sizes: IntArray, length: int) -> IntArray:
     """The row of each piece: by descending size, each goes to the row with the least space that fits (Johnson 1973)."""
     assert not len(sizes) or int(sizes.max()) <= length
     rows = np.empty(len(sizes), dtype=np.int64)
+    # most pieces of long documents fill a row: they need no search
     is_full = sizes == length
     rows[is_full] = np.arange(int(is_full.sum()))
     count = int(is_full.sum())
@@ -247,6 +254,7 @@ def best_fit(sizes: IntArray, length: int) -> IntArray:
     partial = np.flatnonzero(~is_full)
     for piece in partial[np.argsort(-sizes[partial], kind="stable")].tolist():
         size = int(sizes[piece])
+        # the first space that is large enough is the smallest such
         index = bisect_left(free_sizes, size)
         if index == len(free_sizes):
             row = count
@@ -348,6 +356,7 @@ class WindowRows(RowLayout, RowArrangement):
         number = ragged_arange(counts)
         starts = np.repeat(document_starts, counts) + number * stride
         lengths = np.minimum(context, np.repeat(document_starts + sizes, counts) - starts)
+        # the longest first: rows of a batch are then of similar length, with little padding
         order = np.argsort(-lengths, kind="stable")
         self._starts = starts[order]
         self._lengths = lengths[order]
@@ -362,6 +371,7 @@ class WindowRows(RowLayout, RowArrangement):
         lengths = self._lengths[row_numbers]
         width = int(lengths.max())
         tokens = pad_ragged(self._tokens, starts, lengths, width=width, fill=self._pad)
+        # the targets are the tokens one further
         targets = pad_ragged(self._tokens, starts + 1, lengths, width=width, fill=IGNORE_INDEX)
         column = np.arange(width)
         in_window = column < lengths[:, None]

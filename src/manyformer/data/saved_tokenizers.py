@@ -15,10 +15,10 @@ from manyformer.data.native_tokenizers import BPETokenizer, ByteTokenizer, CharT
 from manyformer.data.pixel_tokenizer import PixelTokenizer
 from manyformer.data.tokenizer import NoTokenizer, Tokenizer
 from manyformer.errors import UserError, suggest_names
+from manyformer.files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import DamagedFile, read_json, validate_json
 from manyformer.files.json_text import json_text
-from manyformer.files.tokenizer_files import LABELS, SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER
 from manyformer.files.verified_folder import MANIFEST, VerifiedFolder
 
 MAX_TOKENIZER_BYTES = 1 << 29

@@ -119,6 +119,7 @@ class TextEpoch(Epoch):
         self._held_out = held_out
         self.rows_continue = arrangement.rows_continue
         if arrangement.in_order:
+            # rows that continue those of the previous batch must not be shuffled
             self._order = np.arange(arrangement.count)
         else:
             self._order = random.permutation(arrangement.count)
@@ -175,9 +176,11 @@ def number_sentences(tokens: IntArray, segments: IntArray | None, ends: NDArray[
     if segments is None:
         segments = np.zeros_like(tokens)
     ended = np.zeros_like(tokens)
+    # a sentence begins after the token that ends the one before
     ended[:, 1:] = ends[tokens[:, :-1]]
     starts = np.ones(tokens.shape, dtype=bool)
     starts[:, 1:] = segments[:, 1:] != segments[:, :-1]
     counts = np.cumsum(ended, axis=1)
+    # counted from the start of each document
     numbers = counts - np.maximum.accumulate(np.where(starts, counts, 0), axis=1)
     return np.where(segments == PADDING_SEGMENT, -1, numbers)

@@ -16,7 +16,7 @@ from typing import BinaryIO, NamedTuple, cast
 
 from manyformer.data.content_sums import content_sum, folder_sum
 from manyformer.errors import UserError
-from manyformer.files.file_kinds import special_kind
+from manyformer.files.json_records import special_kind
 
 CHUNK_BYTES = 1 << 20
 MAX_LINE_CHARACTERS = 1 << 26

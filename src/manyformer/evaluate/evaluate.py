@@ -25,8 +25,7 @@ from manyformer.generate import SourceBatch, Translator, answer_sources, decodin
 from manyformer.models import Model
 from manyformer.models.head import BatchScore
 from manyformer.scores import ScoreRecord
-from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import SMALLER_WORK, report_missing_operator, report_out_of_memory
 from manyformer.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
 from manyformer.type_aliases import LogFn, ProgressFn
 

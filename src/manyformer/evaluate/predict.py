@@ -20,8 +20,7 @@ from manyformer.data.summary import ChangeCounts
 from manyformer.errors import UserError
 from manyformer.evaluate.eval_data import TrainedRun, open_run, open_run_or_model, task_of_run
 from manyformer.generate import Decoding, Hypothesis, SourceBatch, answer_sources, decoding_from_options
-from manyformer.system.device_memory import SMALLER_WORK, report_out_of_memory
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import SMALLER_WORK, report_missing_operator, report_out_of_memory
 from manyformer.system.temporary_folders import temporary_folder
 from manyformer.tasks import Prediction, PredictionRequest
 from manyformer.type_aliases import LogFn

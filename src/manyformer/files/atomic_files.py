@@ -87,8 +87,10 @@ def report_not_written(subject: object) -> Iterator[None]:
             yield
         except (OSError, SafetensorError) as error:
             number = _error_number(error)
+            # a full disk has its own sentence; a reader that has gone is no fault of the file
             if number in _DISK_FULL_ERRORS or isinstance(error, BrokenPipeError):
                 raise
+            # what is wrong with the tensors themselves is a defect, not a full disk
             if isinstance(error, SafetensorError) and not number:
                 raise
             reason = _OTHER_ERRORS.get(number) or getattr(error, "strerror", None) or str(error)
@@ -172,6 +174,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 @contextmanager
 def _draft(path: Path) -> Iterator[Path]:
     """The draft of a file, which is renamed to `path` when the block succeeds and deleted when it raises."""
+    # the draft lies in the same folder, because a rename cannot cross disks
     make_folder(path.parent)
     with report_not_written(path):
         if path.exists() and not path.is_file():
@@ -220,6 +223,7 @@ def append_bytes(path: Path, content: bytes, *, drop: int = 0) -> None:
                 file.truncate(length)
             rest = memoryview(content)
             while rest:
+                # the system may write a part
                 rest = rest[file.write(rest) :]
         except OSError:
             with suppress(OSError):
@@ -247,6 +251,7 @@ def open_in_place(path: Path, *, empty: bool = False) -> BinaryIO:
 
 def sync_folder(folder: Path) -> None:
     """Force the directory entries of a folder to disk."""
+    # a rename is safe on disk only with its folder
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,7 @@
-"""JSON files as typed records: bounded in size and depth, with a format number, every field checked when it is read."""
+"""JSON files as typed records: bounded in size and depth, with a format number, every field checked when it is read.
+
+`FileRecord` is one record in a file. `JsonLines` is a record in each line of a file that is only appended to, so that
+those of several machines can be joined."""
 
 import copy
 import hashlib
@@ -6,7 +9,7 @@ import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import pydantic_core
 from annotated_types import Ge, Gt
@@ -21,12 +24,15 @@ from pydantic import (
 )
 
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_text
-from manyformer.files.json_text import NAMED_NUMBERS, with_named_numbers
+from manyformer.files.atomic_files import append_bytes, atomic_write_text, make_folder
+from manyformer.files.json_text import NAMED_NUMBERS, json_text, with_named_numbers
 from manyformer.version import VERSION
 
 MAX_JSON_BYTES = 1 << 26
 """The largest JSON file that is read, in bytes, where a reader does not allow more."""
+
+MAX_LINES_BYTES = 1 << 28
+"""The largest file of lines that is read, in bytes."""
 
 MAX_INT = (1 << 63) - 1
 """The largest whole number in a record: what 64 bits hold."""
@@ -95,10 +101,12 @@ class FileRecord(BaseModel):
         content = read_json(path, cls.title, max_bytes=cls.max_bytes)
         if not isinstance(content, dict):
             raise DamagedFile(f"{path} is damaged: it is not {cls.title}")
+        # the sum is that of all other fields
         expected = content.pop(SUM_FIELD, None)
         actual = _content_sum(content)
         number = content.pop(FORMAT_FIELD, None)
         version = content.pop(VERSION_FIELD, None)
+        # `True` equals 1 and is no format
         if type(number) is not int or number != cls.format_number:
             by = ""
             if isinstance(version, str):
@@ -119,12 +127,28 @@ def _content_sum(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def special_kind(path: Path) -> str | None:
+    """What is at the path, in words, if it is neither a regular file nor a folder; None too if there is nothing."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return None
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return None
+    if stat.S_ISFIFO(mode):
+        return "a pipe, which can be read only once"
+    if stat.S_ISSOCK(mode):
+        return "a socket"
+    return "a device"
+
+
 def read_bounded(path: Path, max_bytes: int = MAX_JSON_BYTES) -> bytes:
     """The bytes of a regular file. Raises DamagedFile where it is missing, no regular file, or larger than allowed."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise DamagedFile(f"{path} is missing") from None
+    # reading a pipe or a device could wait forever
     if not stat.S_ISREG(status.st_mode):
         raise DamagedFile(f"{path} is a {'folder' if stat.S_ISDIR(status.st_mode) else 'device or pipe'}, not a file")
     if status.st_size > max_bytes:
@@ -209,3 +233,43 @@ def _first_problem(error: ValueError) -> str:
     if field:
         return f"{field}: {message[:1].lower()}{message[1:]}{shown}"
     return f"{message}{shown}"
+
+
+class Keyed(Protocol):
+    """A record with a key, by which a later line takes the place of an earlier one."""
+
+    @property
+    def key(self) -> str: ...
+
+
+RecordT = TypeVar("RecordT", bound=Keyed)
+
+
+class JsonLines(Generic[RecordT]):
+    """The records of type `kind` in a file, by their keys; `title` says in messages what a line should be.
+
+    An incomplete last line, of a process that was killed, is dropped. Raises DamagedFile for any other line that is no
+    such record."""
+
+    def __init__(self, path: Path, kind: type[RecordT], title: str) -> None:
+        self.path = path
+        self.entries: dict[str, RecordT] = {}
+        text = b""
+        if path.exists():
+            text = read_bounded(path, MAX_LINES_BYTES)
+        # a line without its end was being written when the process was killed
+        complete, _, rest = text.rpartition(b"\n")
+        for number, line in enumerate(complete.split(b"\n") if complete else [], start=1):
+            location = f"{path}:{number}"
+            entry: RecordT = validate_json(parse_json(line, location, title), kind, location)
+            self.entries[entry.key] = entry
+        self._incomplete_bytes = len(rest)
+
+    def add(self, entry: RecordT) -> None:
+        """Append a record to the file."""
+        make_folder(self.path.parent)
+        content = with_named_numbers(pydantic_core.to_jsonable_python(entry, inf_nan_mode="constants"))
+        line = json_text(content).encode() + b"\n"
+        append_bytes(self.path, line, drop=self._incomplete_bytes)
+        self._incomplete_bytes = 0
+        self.entries[entry.key] = entry

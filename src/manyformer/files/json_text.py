@@ -63,6 +63,7 @@ def _replaced(value: Any, replacement: Callable[[float], str | None]) -> Any:
             return value
         return replacement(value)
     if isinstance(value, Mapping):
+        # a key cannot be null, so that it has the name of the number
         return {_replaced(key, _name_of): _replaced(part, replacement) for key, part in value.items()}
     if isinstance(value, list | tuple):
         return [_replaced(part, replacement) for part in value]

@@ -1,18 +1,21 @@
-"""Folders with a manifest: the size and SHA-256 of every file, compared before a file is read."""
+"""Folders of several files: verified by a manifest before a file is read, and marked while they are unfinished.
+
+The manifest holds the size and the SHA-256 of every file."""
 
 import hashlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, NamedTuple, final
 
 from manyformer.errors import UserError
-from manyformer.files.atomic_files import sync_folder
+from manyformer.files.atomic_files import make_folder, remove_drafts, report_not_written, sync_folder
 from manyformer.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
 
 MANIFEST = "manifest.json"
 _MEMORY = ".verified.json"
+MARK = ".unfinished.json"
 
 
 class FileSum(NamedTuple):
@@ -111,6 +114,7 @@ class VerifiedFolder:
             size, digest = self.sums[name]
             current = _VerifiedFile(_file_state(path, size), digest)
             verified = remembered.get(name, current)
+            # a file that looks the same to the system is not read again
             if name not in remembered or verified[:2] != current[:2]:
                 _compare_sum(path, digest)
                 verified = current
@@ -124,6 +128,7 @@ class VerifiedFolder:
                 _Verified(files=remembered).write(self.folder / _MEMORY)
 
     def _remembered(self) -> dict[str, _VerifiedFile]:
+        # a damaged memory costs one more comparison, nothing else
         with suppress(UserError, OSError):
             return dict(_Verified.read(self.folder / _MEMORY).files)
         return {}
@@ -134,6 +139,7 @@ def write_manifest(folder: Path, *, without: Collection[str] = ()) -> None:
 
     Hidden files and those named in `without` are left out.
     """
+    # in the order of names, so that equal folders have equal manifests
     sums: dict[str, FileSum] = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         name = path.relative_to(folder).as_posix()
@@ -168,3 +174,53 @@ def _file_state(path: Path, size: int) -> tuple[int, int, int, int]:
     if status.st_size != size:
         raise DamagedFile(f"{path} is damaged: it has {status.st_size:,} bytes instead of {size:,}")
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+class UnfinishedWork(FileRecord):
+    """What a folder is the unfinished output of; the file goes when it is finished."""
+
+    title = "the mark of an unfinished folder"
+    work: str
+
+
+def check_unfinished(folder: Path, work: str) -> bool:
+    """Whether the folder is the unfinished output of this `work`, a phrase that says all that it depends on.
+
+    False where there is no folder, or an empty one. Raises UserError for a folder of anything else: it may be
+    finished, and somebody's.
+    """
+    if not folder.exists() and not folder.is_symlink():
+        return False
+    mark = folder / MARK
+    if mark.is_file():
+        recorded_work = UnfinishedWork.read(mark).work
+        if recorded_work != work:
+            remedy = "choose another folder, or remove this one"
+            raise UserError(f"{folder} is the unfinished output of '{recorded_work}', not of '{work}'; {remedy}")
+        return True
+    # the draft of a mark may be all that a kill has left
+    if folder.is_dir() and all(path.match(".*.part") for path in folder.iterdir()):
+        return False
+    raise UserError(f"{folder} exists already; choose another --out")
+
+
+@contextmanager
+def unfinished_folder(folder: Path, work: str) -> Iterator[None]:
+    """Mark the folder, which is made where it is missing, as the unfinished output of `work` until the block succeeds.
+
+    The same work may go on in it after an interruption: what is there already is written again, or used. A block that
+    fails before it has written anything leaves nothing.
+    """
+    is_new = not folder.exists()
+    make_folder(folder)
+    UnfinishedWork(work=work).write(folder / MARK)
+    remove_drafts(folder)
+    try:
+        yield
+    except Exception:
+        if is_new and [path.name for path in folder.iterdir()] == [MARK]:
+            (folder / MARK).unlink()
+            folder.rmdir()
+        raise
+    with report_not_written(folder):
+        (folder / MARK).unlink()

@@ -27,8 +27,7 @@ from manyformer.generate.result import GenerationResult, GenerationStats, Hypoth
 from manyformer.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.models.model_files import ModelSpec
 from manyformer.recipes.registry import card_of
-from manyformer.system.device_memory import report_out_of_memory
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import report_missing_operator, report_out_of_memory
 from manyformer.training_hooks import eval_mode
 
 TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]

@@ -12,7 +12,7 @@ from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
 from manyformer.files.atomic_files import atomic_path, atomic_write_text, make_folder
 from manyformer.files.json_text import json_text
-from manyformer.files.unfinished_folder import MARK
+from manyformer.files.verified_folder import MARK
 from manyformer.interop.exported_config import (
     PREFIX,
     AutoClass,
@@ -29,8 +29,7 @@ from manyformer.interop.families import PAD_ID, Keywords, ModelFamily, all_famil
 from manyformer.interop.families.vit import preprocessor_files
 from manyformer.interop.hf_folder import CONFIG, GENERATION, SPEC_FIELD, WEIGHTS
 from manyformer.interop.tokenizer_exchange import write_tokenizer
-from manyformer.libraries.hub_libraries import upload_folder
-from manyformer.libraries.library_calls import RefusedByLibrary
+from manyformer.libraries.library_calls import RefusedByLibrary, upload_folder
 from manyformer.models import Model
 from manyformer.models.model_files import replacement_folder
 from manyformer.recipes.registry import REMOVED_HEADS, SHARED_QK_DIM, get_recipe

@@ -10,7 +10,7 @@ from torch import Tensor
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError, suggest_names
-from manyformer.files.tokenizer_files import TOKENIZER_FILES
+from manyformer.files import TOKENIZER_FILES
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.families import PAD_ID, ModelFamily, TensorRule, family_of_type, model_types
 from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, AdaptedWeights, HFConfig, WeightFiles, is_adapter

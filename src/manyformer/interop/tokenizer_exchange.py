@@ -22,8 +22,7 @@ from manyformer.files.atomic_files import atomic_write_text
 from manyformer.files.json_records import DamagedFile, read_bounded, read_json
 from manyformer.files.json_text import json_text
 from manyformer.interop.hf_folder import CONFIG, GENERATION
-from manyformer.libraries.hub_libraries import load_auto_tokenizer
-from manyformer.libraries.library_calls import RefusedByLibrary
+from manyformer.libraries.library_calls import RefusedByLibrary, load_auto_tokenizer
 from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 if TYPE_CHECKING:

@@ -95,6 +95,7 @@ class _PatternReader:
         if not (lowest.isdecimal() or (comma and highest)) or not (highest.isdecimal() or not highest):
             return None
         self.place = end + 1
+        # {,n} begins at 0, {n} is exactly n
         low = int(lowest or 0)
         return low, (int(highest) if highest else None) if comma else low
 
@@ -114,6 +115,7 @@ class _PatternReader:
         return PatternPart(1, first=sign)
 
     def _group(self, depth: int) -> PatternPart:
+        # enough to tell all kinds of groups apart
         rest = self.pattern[self.place : self.place + 3]
         if rest.startswith("?#"):
             self.place = self._after(")")
@@ -131,6 +133,7 @@ class _PatternReader:
         if rest.startswith(LOOKAROUNDS):
             return PatternPart(0)
         if rest.startswith("?~"):
+            # the absent operator (?~X) tries every length
             return PatternPart(0, repeats=True)
         if rest.startswith("?>"):
             return inner._replace(repeats=False)
@@ -155,6 +158,7 @@ class _PatternReader:
     def _skip_class(self) -> None:
         """Go behind the end of a class of characters, which may contain others."""
         self._take("^")
+        # directly after the bracket it is a character of the class
         self._take("]")
         open_classes = 1
         while open_classes and self.place < len(self.pattern):

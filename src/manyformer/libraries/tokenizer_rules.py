@@ -76,6 +76,7 @@ def _rules_of(settings: Any, place: str, listing: str) -> Iterator[Rule]:
             continue
         inner = settings.get(listing)
         if settings.get("type") == "Sequence" and isinstance(inner, list):
+            # a stack, from which the first rule is taken first
             todo += reversed([(f"{place}.{listing}[{number}]", rule) for number, rule in enumerate(inner)])
         else:
             yield Rule(place, settings)
@@ -122,10 +123,12 @@ class _Growth:
                     return 3.0
                 return self._first("BertNormalizer")
             case "BPEDecoder":
+                # it puts a space in the place of each suffix, an empty one of which is between all characters
                 if settings.get("suffix") == "":
                     return 2.0
                 return 1.0
             case "CTC":
+                # as with the suffix of BPE
                 if settings.get("word_delimiter_token") == "":
                     return 2.0
                 return 1.0
@@ -164,10 +167,7 @@ class _Growth:
 
     def _longest(self, rewrite: Callable[[str], str]) -> float:
         """The growth of the characters that rules before have put in, by a table of Unicode."""
-        if self.contents:
-            characters = set().union(*self.contents)
-        else:
-            characters = set()
+        characters = set[str]().union(*self.contents)
         grown = {character: rewrite(character) for character in characters}
         self.contents += [text for character, text in grown.items() if text != character]
         return max((float(len(text)) for text in grown.values()), default=1.0) or 1.0
@@ -177,6 +177,7 @@ class _Growth:
         is_first = not self.contents and "Precompiled" not in self.tables
         self.tables.add("Precompiled")
         if is_first:
+            # the tables of SentencePiece do what the normal forms of Unicode do
             return max(1.0, longest / UNICODE_GROWTH)
         return float(max(1, longest))
 
@@ -207,6 +208,7 @@ def _longest_entry(rule: Rule) -> int:
     """The number of characters in the longest text of a compiled table, whose trie of characters comes first."""
     packed = rule.settings.get("precompiled_charsmap")
     try:
+        # what is no table is refused by the library
         table = b""
         if isinstance(packed, str):
             table = base64.b64decode(packed)
@@ -233,6 +235,7 @@ def _check_templates(rules: Iterable[Rule]) -> None:
                 pieces = []
             texts = [piece["Sequence"].get("id") for piece in pieces if isinstance(piece.get("Sequence"), dict)]
             names = [piece["SpecialToken"].get("id") for piece in pieces if isinstance(piece.get("SpecialToken"), dict)]
+            # a template that names a text twice puts it in twice
             copies *= max((texts.count(text) for text in ("A", "B")), default=1) or 1
             added += sum(_token_count(special.get(name)) for name in names if isinstance(name, str))
         if copies > MAX_GROWTH or added * copies > MAX_TEMPLATE_TOKENS:

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import TokenPositions
+from manyformer.device_reads import ConstantTensor
 from manyformer.masks.mask import Mask, TokenBounds, VisibilityBounds, part_ids_of, simplify_and
 
 

@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.constant_tensors import ConstantTensor, keep_values, kept_tensor
 from manyformer.core import TokenPositions
-from manyformer.device_reads import is_readable
+from manyformer.device_reads import ConstantTensor, is_readable, keep_values, kept_tensor
 from manyformer.masks.mask import Mask, TokenBounds, VisibilityBounds, pair_shape
 from manyformer.torch_internals import constant_for_compiler
 

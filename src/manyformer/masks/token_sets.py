@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import GLOBAL_ROLE, TokenPositions
+from manyformer.device_reads import ConstantTensor
 from manyformer.masks.mask import Mask, TokenBounds, VisibilityBounds, pair_shape, roles_of
 
 

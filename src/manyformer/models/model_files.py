@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
 from manyformer.errors import NonFiniteWeights, UserError
+from manyformer.files import TOKENIZER_FILES
 from manyformer.files.atomic_files import (
     atomic_copy,
     atomic_path,
@@ -30,11 +31,9 @@ from manyformer.files.atomic_files import (
     sync_folder,
 )
 from manyformer.files.json_records import Count, DamagedFile, FileRecord, read_json
-from manyformer.files.tokenizer_files import TOKENIZER_FILES
-from manyformer.files.unfinished_folder import MARK
-from manyformer.files.verified_folder import VerifiedFolder, write_manifest
+from manyformer.files.text_tables import printable_line
+from manyformer.files.verified_folder import MARK, VerifiedFolder, write_manifest
 from manyformer.keyword_checks import as_json
-from manyformer.system.printable_text import printable_line
 from manyformer.torch_internals import tensor_norms
 
 GENERATION_FILE = "generation.json"

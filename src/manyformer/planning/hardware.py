@@ -11,8 +11,7 @@ from manyformer.bench.measuring import time_job
 from manyformer.errors import UserError, suggest_names
 from manyformer.planning.rehearsed_step import StepRehearsal
 from manyformer.recipes import build
-from manyformer.system.device_memory import SMALLER_WORK, device_memory, report_out_of_memory
-from manyformer.system.devices import best_device, gpu_name
+from manyformer.system.devices import SMALLER_WORK, best_device, device_memory, gpu_name, report_out_of_memory
 
 _UNITS = {"": 1, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([kmbt]?)", re.IGNORECASE)

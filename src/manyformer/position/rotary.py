@@ -9,9 +9,8 @@ import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from manyformer.constant_tensors import ConstantTensor
 from manyformer.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
-from manyformer.device_reads import is_readable
+from manyformer.device_reads import ConstantTensor, is_readable
 from manyformer.position.position import Position
 from manyformer.system.devices import float64_device
 

@@ -22,7 +22,8 @@ from manyformer.models import Model, ModelSpec
 from manyformer.models.model_files import CONFIG_FILE, read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.keywords import PositiveSize, keyword_signature, record_parameters
-from manyformer.system.device_memory import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
+from manyformer.system.devices import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
+from manyformer.tasks import Task
 
 if TYPE_CHECKING:
     from manyformer.tasks import Task

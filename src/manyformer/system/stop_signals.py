@@ -73,6 +73,7 @@ def handle_stop_signals(*, watched: bool = False) -> Iterator[StopSignal]:
     is never set.
     """
     current = signal.getsignal(signal.SIGINT)
+    # a block within a block: the outer one decides
     if isinstance(current, _StopHandler):
         yield current.stop_signal
         return
@@ -110,8 +111,10 @@ def _start_watch(stop_signal: StopSignal) -> None:
 
 def _watch(wakeups: int, stop_signal: StopSignal) -> None:
     """End this process at the second signal, or if it still runs `GRACE_SECONDS` after it should have ended."""
+    # Python writes the numbers of all signals that it handles
     while os.read(wakeups, 1)[0] not in _STOP_NUMBERS:
         pass
+    # a block that awaits the signal may take as long as its step, and then has its grace
     was_awaited = True
     while was_awaited or stop_signal.is_awaited:
         was_awaited = stop_signal.is_awaited

@@ -20,6 +20,7 @@ def temporary_folder() -> Iterator[Path]:
     Folders that killed processes have left are removed as well: each is locked by the process that uses it, and the
     lock belongs to the operating system.
     """
+    # a kill leaves a folder without its lock
     for abandoned in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
         _remove_if_unlocked(abandoned)
     folder, handle = _make_locked_folder()

@@ -7,18 +7,82 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 import torch
+from torch import Tensor
 
 from manyformer.batches import Batch, to_device
+from manyformer.core import tree_map
 from manyformer.data.epochs import FeedPosition, TrainingFeed
 from manyformer.errors import UserError
 from manyformer.system.devices import device_kind
-from manyformer.train.engine import PreparedBatch
 
 T = TypeVar("T")
 
 DEFAULT_AHEAD = 2
 """How many batches `batch.ahead=auto` reads ahead for an accelerator."""
 THREAD_NAME = "batches ahead"
+
+
+class PreparedBatch(NamedTuple):
+    """This process's part of a batch, with its counts, which can be read on the host alone without waiting.
+
+    `copied` is the event on a GPU that ends its copy to the device; None where the tensors are on the host, or where
+    the copy was made in order with all else that the device computes."""
+
+    batch: Any
+    targets: int
+    tokens: int
+    copied: Any = None
+
+    def target_count(self) -> int:
+        return self.targets
+
+    def token_count(self) -> int:
+        return self.tokens
+
+    def ignored(self) -> "PreparedBatch":
+        return self._replace(batch=self.batch.ignored(), targets=0)
+
+    def on_device(self, device: torch.device) -> Batch:
+        """The batch on `device`; what is computed there from now on waits for its copy, the host does not."""
+        if self.copied is None:
+            moved: Batch = to_device(self.batch, device)
+            return moved
+        stream = torch.cuda.current_stream(device)
+        stream.wait_event(self.copied)
+
+        def used_here(tensor: Tensor) -> Tensor:
+            # its memory was allocated for the stream of copies, which must not reuse it before this stream is done
+            tensor.record_stream(stream)
+            return tensor
+
+        tree_map(used_here, self.batch)
+        arrived: Batch = self.batch
+        return arrived
+
+
+@final
+class DeviceCopies:
+    """Copies batches to a GPU from any thread, beside what it computes, in a stream of their own.
+
+    Other devices have no such copies: batches stay on the host until their step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # the build of torch tells a GPU from a device that only pretends to be one
+        is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
+        has_streams = device_kind(device).pins_copies and is_built and torch.cuda.is_available()
+        self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
+
+    def __call__(self, prepared: PreparedBatch) -> PreparedBatch:
+        """The batch with its tensors on their way to the device."""
+        if self._stream is None:
+            return prepared
+        # the current device, which the stream sets as well, belongs to each thread
+        with torch.cuda.stream(self._stream):
+            moved = to_device(prepared.batch, self._device)
+            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            copied.record(self._stream)
+        return prepared._replace(batch=moved, copied=copied)
 
 
 class _Failure:
@@ -53,6 +117,7 @@ class BackgroundReader(Generic[T]):
         with self._changed:
             # without a timeout: the thread leaves a result or an error, whatever happens to it
             self._changed.wait_for(lambda: self._results)
+            # a failure stays where it is: a later call raises it again
             result = self._results[0]
             if isinstance(result, _Failure):
                 raise result.error
@@ -130,6 +195,7 @@ def pass_reader(ahead: int, prepare: PrepareBatch) -> PassReader:
             yield _taken(reader)
         finally:
             reader.close()
+            # a generator may hold files open until it ends
             if isinstance(unread, Generator):
                 unread.close()
 
@@ -190,6 +256,7 @@ class AheadFeed(TrainingFeed):
 
     def __next__(self) -> PreparedBatch:
         if self._reader is None:
+            # after `close` the feed is ahead of the batch that was taken last
             if (self._feed.epoch, self._feed.batch) != (self.epoch, self.batch):
                 self._feed.load_state_dict(self.state_dict())
             self._reader = BackgroundReader(self._read, self._ahead, name=THREAD_NAME)
@@ -214,6 +281,7 @@ class AheadFeed(TrainingFeed):
     def shard(self, rank: int, world_size: int) -> "AheadFeed":
         self.close()
         self._feed.load_state_dict(self.state_dict())
+        # the thread has ended, so that nobody else uses the feed
         return AheadFeed(self._feed.shard(rank, world_size), self._ahead, self._prepare)
 
     def state_dict(self) -> FeedPosition:
@@ -228,28 +296,3 @@ class AheadFeed(TrainingFeed):
         self.epoch = self._feed.epoch
         self.batch = self._feed.batch
         self._batches = None
-
-
-@final
-class DeviceCopies:
-    """Copies batches to a GPU from any thread, beside what it computes, in a stream of their own.
-
-    Other devices have no such copies: batches stay on the host until their step."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # the build of torch tells a GPU from a device that only pretends to be one
-        is_built = bool(torch.backends.cuda.is_built())  # type: ignore[no-untyped-call]
-        has_streams = device_kind(device).pins_copies and is_built and torch.cuda.is_available()
-        self._stream: Any = torch.cuda.Stream(device) if has_streams else None  # type: ignore[no-untyped-call]
-
-    def __call__(self, prepared: PreparedBatch) -> PreparedBatch:
-        """The batch with its tensors on their way to the device."""
-        if self._stream is None:
-            return prepared
-        # the current device, which the stream sets as well, belongs to each thread
-        with torch.cuda.stream(self._stream):
-            moved = to_device(prepared.batch, self._device)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        return prepared._replace(batch=moved, copied=copied)

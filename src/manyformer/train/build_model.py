@@ -1,15 +1,17 @@
-"""Build the model, the device, the parallel strategy and the training engine of a run.
+"""Open the data of a run, and build its model, the device, the parallel strategy and the training engine.
 
 `adapt_model` restricts the training to a part of the weights: frozen parts, frozen layers, low-rank adapters."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from manyformer.config import RunConfig
+from manyformer.data import open_data
 from manyformer.data.epochs import TrainingFeed
 from manyformer.data.opened import DataSurvey, OpenedData, check_lengths
 from manyformer.errors import UserError, suggest_names
@@ -17,13 +19,14 @@ from manyformer.models import Model
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.registry import build_on_meta
 from manyformer.surgery.lora import attach_lora, is_head
-from manyformer.system.device_memory import check_model_fits
-from manyformer.system.devices import KINDS, available_devices, device_kind
+from manyformer.system.devices import KINDS, available_devices, check_model_fits, device_kind
 from manyformer.tasks.masked_language_modelling import HEAD
 from manyformer.torch_internals import compile_backward_as_eager
+from manyformer.train.checkpoints import CheckpointStore
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.layers import checkpoint_activations, layer_depths
 from manyformer.train.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
+from manyformer.type_aliases import LogFn
 
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes of autocast by the precision of a run."""
@@ -33,6 +36,20 @@ _KEYWORD_REMEDIES = {"source_vocab": "; set data.shared=true for one vocabulary 
 _BLOCK_REMEDY = "give the blocks of images as data.block=[ROWS, COLUMNS] instead"
 _CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMEDY, "window": "set data.length instead"}
 """Remedies for keywords that only the data may decide, where leaving the keyword out is not enough."""
+
+
+def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
+    """Open the training and validation data of a run."""
+    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
+    return open_data(
+        run.data,
+        form,
+        batch_tokens=run.batch.tokens,
+        cache=out / "data",
+        seed=run.seed,
+        belongs_to_model=bool(CheckpointStore(out / "checkpoints").steps()),
+        log=log,
+    )
 
 
 def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model:
@@ -47,12 +64,13 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     build_run = partial(build, run.recipe, **keywords)
     check_model_fits(build_run, run.recipe, keywords, copies=copies, device=device)
     model = build_run()
+    # of the built model, which may have a length of its own
     data.check_length(model.max_length)
     if getattr(run.data, "packing", None) == "contiguous" and not model.carries_state:
         # a model without its memory, on the same rows, is what a memory is compared with
-        given = {name: value for name, value in keywords.items() if value is not None}
+        chosen_keywords = {name: value for name, value in keywords.items() if value is not None}
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            if not build(run.recipe, **given).carries_state:
+            if not build(run.recipe, **chosen_keywords).carries_state:
                 raise UserError(
                     f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
                     "data.packing=documents, or concat for one long text"
@@ -90,6 +108,7 @@ def model_keywords(run: RunConfig, data: OpenedData) -> dict[str, Any]:
     if HEAD in parameters:
         data_keywords[HEAD] = recipe.card.task.variant(run.data.kind).name
     for name, value in data_keywords.items():
+        # a recipe that lacks what the data decides cannot learn from it
         if name not in parameters:
             remedy = _KEYWORD_REMEDIES.get(name, "")
             raise UserError(f"{run.recipe} has no keyword {name}, which this data needs ({_format(value)}){remedy}")
@@ -122,6 +141,7 @@ def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:
     usable = [KINDS[name] for name in available_devices()]
     is_shared = process_group.size > 1
     if requested == "auto":
+        # the first is the fastest
         kind = next(kind for kind in usable if kind.collectives is not None or not is_shared)
     else:
         kind = KINDS[requested]
@@ -141,6 +161,7 @@ def choose_device(requested: str, process_group: ProcessGroup) -> torch.device:
 
 def choose_autocast(precision: str, device: torch.device, model: Model) -> torch.dtype | None:
     """The autocast dtype of forward passes; None for float32. Raises UserError for a model that must have float32."""
+    # `auto` means float32 for such a model
     if not model.allows_autocast:
         if precision in HALF_PRECISIONS:
             reason = f"{model.spec.recipe} acts and learns in float32"
@@ -162,6 +183,7 @@ def make_engine(
 ) -> TrainingEngine:
     """The engine that trains the model of a run on batches of `feed`, for which the model acts where it must."""
     autocast = prepare_model(run, model, device)
+    # after the model is on its device, where a policy acts
     feed.attach(model)
     return TrainingEngine(
         model,
@@ -231,6 +253,7 @@ def freeze_layers(model: Model, layers: int | Literal["all"]) -> None:
     """Exclude the embedding and the first `layers` layers from training; with "all", everything but the head.
 
     Raises UserError if the model has fewer layers, or no single stack of them."""
+    # modules rather than weights, so that their dropout stops as well
     for module in _all_but_head(model) if layers == "all" else _lowest_layers(model, layers):
         _freeze(module)
 

@@ -79,6 +79,7 @@ class CheckpointStore:
                         shutil.rmtree(draft, ignore_errors=True)
                         make_folder(draft)
                 with self.process_group.raise_together():
+                    # all processes write their parts, or none of the folder is kept
                     yield draft
                 with self.process_group.raise_together():
                     if self.process_group.is_main_process:
@@ -100,6 +101,7 @@ class CheckpointStore:
         with self.process_group.raise_together():
             if self.process_group.is_main_process:
                 step = self._newest(log)
+        # one process decides: others may see the files of a network disk later
         step = int(self.process_group.broadcast_from_main(step))
         if step < 0:
             return None
@@ -220,6 +222,7 @@ class CheckpointWriter(NamedTuple):
 
     def _report_other_size(self, files: VerifiedFolder) -> None:
         """Say if the checkpoint was written by another number of processes: the losses will differ."""
+        # every process of a run writes one file of generators
         written_by = sum(_GENERATOR_FILE.fullmatch(name) is not None for name in files.sums)
         size = self.engine.process_group.size
         if written_by == size:

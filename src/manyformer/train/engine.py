@@ -7,20 +7,20 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 import torch
 from torch import Tensor, nn
 
 from manyformer.batches import Batch, to_device
 from manyformer.config import AdagradConfig, OptimConfig
-from manyformer.core import tree_map
 from manyformer.files.json_records import Count
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.model import CarriedState
 from manyformer.models.model_files import find_non_finite, local_tensor
 from manyformer.system.devices import device_kind
 from manyformer.torch_internals import overflow_of, tensor_norms
+from manyformer.train.ahead_feed import PreparedBatch
 from manyformer.train.optimizers import LR_SCALE, clip_each_gradient, make_optimizer, named_optimizer_state
 from manyformer.train.process_group import ParallelStrategy
 from manyformer.training_hooks import AddsPenalty
@@ -33,44 +33,6 @@ MIN_STEPS_WATCHED = 10
 
 MAX_OVERFLOWS_IN_ROW = 25
 """Steps with an overflow one after another that end a run: the scale is then below 0.002, and not the cause."""
-
-
-class PreparedBatch(NamedTuple):
-    """This process's part of a batch, with its counts, which can be read on the host alone without waiting.
-
-    `copied` is the event on a GPU that ends its copy to the device; None where the tensors are on the host, or where
-    the copy was made in order with all else that the device computes."""
-
-    batch: Any
-    targets: int
-    tokens: int
-    copied: Any = None
-
-    def target_count(self) -> int:
-        return self.targets
-
-    def token_count(self) -> int:
-        return self.tokens
-
-    def ignored(self) -> "PreparedBatch":
-        return self._replace(batch=self.batch.ignored(), targets=0)
-
-    def on_device(self, device: torch.device) -> Batch:
-        """The batch on `device`; what is computed there from now on waits for its copy, the host does not."""
-        if self.copied is None:
-            moved: Batch = to_device(self.batch, device)
-            return moved
-        stream = torch.cuda.current_stream(device)
-        stream.wait_event(self.copied)
-
-        def used_here(tensor: Tensor) -> Tensor:
-            # its memory was allocated for the stream of copies, which must not reuse it before this stream is done
-            tensor.record_stream(stream)
-            return tensor
-
-        tree_map(used_here, self.batch)
-        arrived: Batch = self.batch
-        return arrived
 
 
 class GradientNorms(NamedTuple):
@@ -86,6 +48,7 @@ class GradientNorms(NamedTuple):
         gradients = [weight.grad for weight in graded if weight.grad is not None]
         if not graded:
             return None
+        # (weights,): one tensor, so that one read serves all of them
         return cls(graded, torch.stack(tensor_norms(gradients)))
 
     @property
@@ -103,11 +66,10 @@ class GradientNorms(NamedTuple):
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """The tensor itself, or the whole of which a process holds a shard."""
-    if hasattr(tensor, "full_tensor"):
-        whole: Tensor = tensor.full_tensor()
-    else:
-        whole = tensor
-    return whole
+    if not hasattr(tensor, "full_tensor"):
+        return tensor
+    full: Tensor = tensor.full_tensor()
+    return full
 
 
 class StepResult(NamedTuple):
@@ -154,6 +116,7 @@ class TrainingEngine:
             self.max_weight_grad_norm = optim.max_weight_grad_norm
         else:
             self.max_weight_grad_norm = None
+        # a gradient that is clipped need only be finite: its square is taken afterwards
         is_clipped = self.max_grad_norm is not None or self.max_weight_grad_norm is not None
         if is_clipped:
             self._largest_norm = torch.finfo(torch.float32).max
@@ -163,6 +126,7 @@ class TrainingEngine:
         self.device = model.device
         self._is_host = device_kind(self.device).is_host
         self._penalized = [module for module in model.modules() if isinstance(module, AddsPenalty)]
+        # before the optimizer, which must hold the weights of the sharded model
         self._prepared = strategy.prepare(model)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = make_optimizer(self.model, optim)
@@ -180,13 +144,17 @@ class TrainingEngine:
         if not (self._prepared.training and self.model.training):
             self._prepared.train()
         prepared = [batch if isinstance(batch, PreparedBatch) else self.prepare(batch) for batch in batches]
-        local_counts = [sum(batch.targets for batch in prepared), sum(batch.tokens for batch in prepared)]
-        targets, tokens = map(int, self.process_group.sum_numbers(local_counts))
+        local_targets = 0
+        local_tokens = 0
+        for batch in prepared:
+            local_targets += batch.targets
+            local_tokens += batch.tokens
+        targets, tokens = map(int, self.process_group.sum_numbers([local_targets, local_tokens]))
+        # numbers stay on the device: whoever reads them waits for all that it computes
         figures = torch.zeros(4, device=self.device)
-        for number, batch in enumerate(prepared):
-            is_last = number == len(batches) - 1
-            with self.strategy.gradient_sync(self._prepared, last=is_last):
-                figures[:2] += self._backward(batch, max(1, targets), len(batches) * self.process_group.size)
+        for number, batch in enumerate(prepared, start=1):
+            with self.strategy.gradient_sync(self._prepared, last=number == len(prepared)):
+                figures[:2] += self._backward(batch, max(1, targets), len(prepared) * self.process_group.size)
         # before any look at the gradients: norms, limits and clipping are those of the loss itself
         overflow = None
         if self.loss_scaler is not None:
@@ -195,7 +163,7 @@ class TrainingEngine:
         norm = None
         if gradient_norms is not None:
             norm = gradient_norms.total
-        if norm is not None:
+            # all processes have the same norm, and the figures are summed over them
             figures[2] = norm / self.process_group.size
         if overflow is not None:
             figures[3] = overflow
@@ -247,6 +215,7 @@ class TrainingEngine:
         carried_state = CarriedState(self.model, rows_continue=rows_continue)
 
         def score(batch: Batch) -> BatchScore:
+            # a step before may have left the model in training mode
             self._prepared.eval()
             if isinstance(batch, PreparedBatch):
                 batch = batch.on_device(self.device)
@@ -294,6 +263,7 @@ class TrainingEngine:
         A tied weight counts once; buffers are those of the last checkpoint.
         """
         weights = [weight.detach() for weight in self.model.parameters()]
+        # `parameters` names a tied weight once
         sums = [torch.zeros_like(weight, dtype=torch.float32) for weight in weights]
         for folder in folders:
             self.read_weights(folder)
@@ -305,12 +275,13 @@ class TrainingEngine:
     def _backward(self, prepared: PreparedBatch, targets: int, num_batches: int) -> Tensor:
         # nothing is copied from the host to itself
         batch = prepared.batch if self._is_host else prepared.on_device(self.device)
+        precision = self._precision()
         state = self.carried_state.state_for(batch)
-        with self._precision():
+        with precision:
             loss = self._prepared(batch, state, label_smoothing=self._label_smoothing)
             assert isinstance(loss, BatchLoss)
+            self.carried_state.update(loss)
             extra_loss = sum((module.penalty() for module in self._penalized), loss.extra)
-        self.carried_state.update(loss)
         mean = total = loss.total.float() / targets
         extra = torch.zeros_like(mean)
         # a plain number has no gradient, and copying it to a GPU would synchronize with the device
@@ -356,6 +327,7 @@ class LossScaler:
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
         """Divide the gradients by the scale; returns a number above 0 if one is not finite, None if there is none."""
+        # torch's scaler refuses an optimizer none of whose weights has a gradient
         if all(weight.grad is None for group in optimizer.param_groups for weight in group["params"]):
             return None
         self._scaler.unscale_(optimizer)
@@ -409,6 +381,7 @@ class MovementWatch:
             return None
         steps = self._steps
         largest_rate = self._largest_rate
+        # those of the last `begin`, which the next line replaces
         sums = self._sums
         self.begin()
         assert self._sums is not None
@@ -422,6 +395,7 @@ class MovementWatch:
 
 def _bit_sums(weights: Sequence[nn.Parameter]) -> Tensor:
     """The sum of the bits of each weight as integers: equal weights have equal sums, and changed ones hardly ever."""
+    # integers, because a sum of floats rounds small changes away
     kinds = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     tensors = [local_tensor(weight.detach()) for weight in weights]
     if not tensors:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from manyformer.files.atomic_files import append_bytes, report_disk_full
-from manyformer.system.printable_text import printable_line
+from manyformer.files.text_tables import printable_line
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -228,6 +228,7 @@ class LiveReporter:
     def _update_bar(self, event: TrainingProgress) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
+        # with the first progress, so that notes before it need no redrawing
         if self._bar is None:
             text_column = TextColumn("step {task.fields[text]}", markup=False)
             self._bar = Progress(BarColumn(bar_width=24), text_column, console=self._console)

@@ -41,6 +41,7 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     # first, for its sentence about folders of another library
     saved_recipe = read_spec(folder).recipe
     _check_tokenizers(folder, data)
+    # the weights are renamed and reshaped step by step, and each step adds its sentence
     tensors = _read_without_heads(folder, model)
     sentences = [f"weights initialized from {path}{_describe_keywords(folder, model)}"]
     head = head_named_in(model.spec.keywords)
@@ -65,6 +66,7 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     saved_keywords = " ".join(f"{name}={value}" for name, value in _different_keywords(folder, model).items())
     label = f"init_from: {folder}" + (f" ({saved_keywords})" if saved_keywords else "")
     fill_weights(model, _match_weights(model, tensors), label, f"init_from: {folder}")
+    # a translation goes on to begin and end its texts as the saved model did
     model.generation = _saved_generation(folder, model)
     return "; ".join(sentences)
 
@@ -133,6 +135,7 @@ def _other_class_counts(folder: Path, model: Model) -> tuple[int, int] | None:
 
 def _with_new_head(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of the saved model but for its head, which is that of `model`."""
+    # the other half comes from `model` itself, with the random weights of its new head
     trunk = {name: value for name, value in tensors.items() if not is_head(name.partition(".")[0])}
     return trunk | {name: value for name, value in model.state_dict().items() if is_head(name.partition(".")[0])}
 
@@ -165,6 +168,7 @@ def _match_weights(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor
             prefix = f"{name}."
             wrapped_prefix = f"{name}.{part.wrapped_name}."
             for key in [key for key in matched if key.startswith(prefix) and key not in model_tensors]:
+                # a name that exists in both models is left alone
                 if (wrapped_key := wrapped_prefix + key.removeprefix(prefix)) in model_tensors:
                     matched[wrapped_key] = matched.pop(key)
         if isinstance(part, OptionalOnLoad):
@@ -177,6 +181,7 @@ def _match_weights(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor
 
 
 def _check_tokenizers(folder: Path, data: OpenedData) -> None:
+    # files are compared as they are saved, whatever kind of tokenizer they hold
     with temporary_folder() as data_folder:
         data.save(data_folder)
         for data_file in sorted(data_folder.glob("tokenizer*.json")):

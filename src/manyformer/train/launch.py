@@ -132,6 +132,7 @@ class _Worker:
         with suppress(BlockingIOError):
             while sent := os.read(self._events, 1 << 16):
                 self._partial_line += sent
+        # a pipe may end within a line, the rest of which comes with the next call
         *lines, self._partial_line = self._partial_line.split(b"\n")
         for line in lines:
             event = decode(line.decode())
@@ -157,6 +158,7 @@ class _Worker:
 
 def _environment(size: int, rank: int, port: int) -> dict[str, str]:
     """The environment of a worker: the variables that torchrun would set, and its share of the processor."""
+    # processes that each use all cores would wait for one another
     threads = str(max(1, (os.cpu_count() or 1) // size))
     group = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
     # the processes meet at the store of the launching process
@@ -178,6 +180,7 @@ def _started_workers(run: RunConfig, *, fresh: bool) -> Iterator[Sequence[_Worke
             workers.append(_Worker(run, rank, store.port, fresh=fresh))
         yield workers
     finally:
+        # `close` ends what still runs, so that no process outlives the command
         printed = [(worker.name, worker.close()) for worker in workers]
         folder = Path(str(run.out))
         if folder.is_dir() and any(text for _, text in printed):
@@ -191,6 +194,7 @@ def _wait_for_result(
     forwarded = False
     failed_at: float | None = None
     while True:
+        # asked first: what a process sent before its end is then read below
         all_ended = all(worker.has_ended for worker in workers)
         for worker in workers:
             worker.read_events(on_event)
@@ -213,6 +217,7 @@ def _cause(workers: Sequence[_Worker], run: RunConfig, *, stopped: bool) -> Exce
     """The error that ended the run: the first one, because others follow from it."""
     log = Path(str(run.out)) / LOG_FILE
     failures = [(worker.failure, worker.name) for worker in workers if worker.failure is not None]
+    # torch aborts processes whose peer has gone, which is no first cause
     killed = [worker for worker in workers if worker.ending_signal not in (None, "SIGABRT")]
     if stopped and not any(failure.kind == "TrainingInterrupted" for failure, _ in failures):
         return TrainingInterrupted("stopped. The same command continues.")
@@ -222,6 +227,7 @@ def _cause(workers: Sequence[_Worker], run: RunConfig, *, stopped: bool) -> Exce
             hint = " (as the system does where memory runs out)"
         problem = f"{killed[0].name} was ended by {killed[0].ending_signal}{hint}"
     elif failures:
+        # the first failure; the others report that a process has gone
         failure, name = min(failures, key=lambda entry: entry[0].at)
         silent = [worker.name for worker in workers if worker.failure is None and not worker.has_ended]
         if not failure.is_timeout or not silent:

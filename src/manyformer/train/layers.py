@@ -42,12 +42,15 @@ def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
     layers = _numbered_layers(model, setting)
     by_weight: dict[nn.Parameter, int] = {}
     top = len(layers) + 1
+    # all names of a tied weight, of which the lowest place counts
     for name, weight in model.named_parameters(remove_duplicate=False):
         prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
         if prefix is not None:
             depth = layers[prefix]
+        elif name.startswith("embed"):
+            depth = 0
         else:
-            depth = 0 if name.startswith("embed") else top
+            depth = top
         by_weight[weight] = min(depth, by_weight.get(weight, top))
     return LayerDepths(by_weight, top)
 
@@ -56,10 +59,9 @@ def _numbered_layers(model: nn.Module, setting: str) -> dict[str, int]:
     """The names of the layers of the model's stack and their depths."""
     modules = dict(model.named_modules())
     for stack in (STACK, *(f"{STACK}.{name}" for name in NESTED_STACKS)):
-        if stack in modules:
-            numbers = [name for name, _ in modules[stack].named_children() if name.isdigit()]
-        else:
-            numbers = []
+        if stack not in modules:
+            continue
+        numbers = [name for name, _ in modules[stack].named_children() if name.isdigit()]
         if numbers:
             return {f"{stack}.{number}": depth for depth, number in enumerate(numbers, start=1)}
     parts = ", ".join(name for name, _ in model.named_children())
@@ -92,10 +94,12 @@ def _checkpoint_layer(layer: Layer) -> None:
     layer_forward = layer.forward
 
     def forward(x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
+        # a pass without gradients keeps no activations, and one token of decoding is cheap
         if state is not None or not torch.is_grad_enabled():
             return layer_forward(x, ctx, state)
         out: Any = checkpoint(layer_forward, x, ctx, use_reentrant=False)
         assert isinstance(out, LayerOutput)
         return out
 
+    # the attribute of this object alone: the class and the names of the weights stay
     layer.forward = forward  # type: ignore[method-assign]

@@ -59,6 +59,7 @@ class MetricsFiles:
         self._jsonl = folder / "metrics.jsonl"
         self._csv = folder / "metrics.csv"
         self._columns = tuple(dict.fromkeys([*COLUMNS, *scores]))
+        # rows after the checkpoint come again, with the steps that are repeated
         retained = self._retain(rows, log)
         if rows_sum not in (None, functools.reduce(extend_sum, retained, "")) and len(retained) == rows:
             log(f"{self._jsonl} is not as it was written: a number in its first {rows:,} rows differs")
@@ -99,6 +100,7 @@ def finite_row(row: MetricsRow) -> MetricsRow:
 
 def extend_sum(rows_sum: str, row: MetricsRow) -> str:
     """A hash of the rows with the sum `rows_sum` and one more, without the columns that no two runs have in common."""
+    # sorted, so that the order of columns does not matter
     numbers = json_text(
         {name: value for name, value in row.items() if name not in TIME_COLUMNS}, sort_keys=True, ensure_ascii=True
     )
@@ -204,6 +206,7 @@ class MLflowTracker:
             raise UserError(f"trackers: MLflow cannot use {store}: {error}") from error
 
     def _create_run(self, name: str, params: Sequence[Any]) -> str:
+        # all runs share one experiment, which the first of them creates
         experiment = self._client.get_experiment_by_name(PROJECT)
         if experiment is None:
             experiment_id = self._client.create_experiment(PROJECT)
@@ -215,8 +218,10 @@ class MLflowTracker:
         return run_id
 
     def add(self, row: MetricsRow) -> None:
-        now = round(1000 * time.time())
-        self._client.log_batch(self._id, [self._metric(name, value, now, row["step"]) for name, value in scalars(row)])
+        milliseconds = round(1000 * time.time())
+        self._client.log_batch(
+            self._id, [self._metric(name, value, milliseconds, row["step"]) for name, value in scalars(row)]
+        )
 
     def close(self) -> None:
         self._client.set_terminated(self._id)
@@ -262,6 +267,7 @@ def stored_id(file: Path, create: Callable[[], str]) -> str:
     if not file.is_file():
         atomic_write_text(file, create() + "\n")
     text = file.read_text(encoding="utf-8", errors="replace").strip()
+    # both libraries use ids of this form, and would begin a run under any other text
     if not re.fullmatch(r"[0-9a-f]{32}", text):
         raise DamagedFile(f"{file} is damaged: it has no id of 32 hexadecimal digits; remove it to track a new run")
     return text

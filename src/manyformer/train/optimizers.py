@@ -56,11 +56,13 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimiz
             else:
                 weight_decay = group_decay
             key = weight_decay, own_eps.get(weight, config.eps), scales[weight]
+            # weights with equal settings share a group, which is updated by one kernel
             groups.setdefault(key, []).append(weight)
     param_groups = [
         {"params": weights, "weight_decay": decay, "eps": eps, LR_SCALE: scale}
         for (decay, eps, scale), weights in groups.items()
     ]
+    # the rate is set before every step: 0 until then
     kind = torch.optim.AdamW if isinstance(config, AdamWConfig) else torch.optim.Adam
     return kind(param_groups, lr=0.0, betas=config.betas, fused=True)
 
@@ -121,9 +123,10 @@ def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
         undecayed = ()
     if undecayed is None or isinstance(module, nn.Embedding):
         return list(module.parameters())
+    # a bias never decays, whether a module names it or not
     names = ("bias", *undecayed)
-    own = dict(module.named_parameters(recurse=False))
-    return [own[name] for name in names if name in own]
+    by_name = dict(module.named_parameters(recurse=False))
+    return [by_name[name] for name in names if name in by_name]
 
 
 def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -46,8 +46,10 @@ class FSDPStrategy(ParallelStrategy):
 
     def prepare(self, model: Model) -> nn.Module:
         mesh = init_device_mesh(model.device.type, (self.process_group.size,))
+        # a layer is the unit of sharding: its weights are gathered to run it, and released
         layers = list(stack_layers(model))
         common = shared_modules(layers)
+        # a weight that several layers share must not be released after the first of them
         ignored = {weight for module in common for weight in module.parameters()}
         for layer in layers:
             fully_shard(layer, mesh=mesh, ignored_params=ignored)
@@ -77,6 +79,7 @@ class FSDPStrategy(ParallelStrategy):
     def full_model(self, model: Model) -> Model:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
         state = get_model_state_dict(model, options=options)
+        # a new model, because the weights of this one are shards
         full_model = build(model.spec.recipe, **model.spec.keywords)
         if self.process_group.is_main_process:
             full_model.load_state_dict(state)
@@ -103,8 +106,8 @@ class ContextStrategy(ParallelStrategy):
         return SINGLE_PROCESS_GROUP
 
     def local_batch(self, batch: Batch) -> Batch:
-        own: Batch = self._model.own_columns(batch)
-        return own
+        columns: Batch = self._model.own_columns(batch)
+        return columns
 
     def prepare(self, model: Model) -> nn.Module:
         self._model = model
@@ -137,6 +140,7 @@ class ProcessRing(TokenRing):
         previous = (self.rank - 1) % self.size
         sends = [dist.P2POp(dist.isend, tensor, following) for tensor in tensors]
         receives = [dist.P2POp(dist.irecv, tensor, previous) for tensor in received]
+        # in one batch: a ring in which everyone sends before receiving would stand still
         for work in dist.batch_isend_irecv([*sends, *receives]):
             work.wait()
         return received

@@ -56,6 +56,7 @@ class ProcessGroup(NamedTuple):
         """Sum plain numbers over all processes, in float64."""
         if self.size == 1:
             return list(values)
+        # float64, in which counts of tokens are exact
         totals = self.all_reduce(torch.tensor(values, dtype=torch.float64, device=_collective_device()))
         return [float(total) for total in totals]
 
@@ -84,10 +85,12 @@ class ProcessGroup(NamedTuple):
             error = caught
         if self.any_process(error is not None):
             message = self._message(error)
+            # a process that has failed raises its own error, the others the message of the first
             raise error or FailedElsewhere(message)
 
     def _message(self, error: Exception | None) -> str:
         """The error message of the failed process with the lowest rank."""
+        # collectives send tensors of one shape, so that every message has the same length
         encoded = ("" if error is None else str(error) or repr(error)).encode()[:_MAX_MESSAGE_BYTES]
         message_bytes = torch.zeros(self.size, _MAX_MESSAGE_BYTES, dtype=torch.int32)
         message_bytes[self.rank, : len(encoded)] = torch.tensor(list(encoded), dtype=torch.int32)
@@ -102,6 +105,7 @@ class ProcessGroup(NamedTuple):
         """
         waiting = None
         if self.size > 1:
+            # a group of its own: the default one would end this wait by its timeout
             waiting = dist.new_group(backend="gloo", timeout=_LONGEST_PREPARATION)
         if waiting is not None and not self.is_main_process:
             dist.barrier(waiting)
@@ -144,6 +148,7 @@ def name_lost_process() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # gloo raises a plain RuntimeError, which only its text tells from others
         is_network = isinstance(error, dist.DistBackendError | dist.DistNetworkError)
         if not is_network and "gloo/transport" not in str(error):
             raise
@@ -213,6 +218,7 @@ class DDPStrategy(ParallelStrategy):
         if self.process_group.size == 1:
             return model
         device = model.device
+        # DDP takes no ids on a CPU
         ids = None if device.index is None else [device.index]
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 

@@ -31,6 +31,7 @@ MAX_ROWS = 1 << 20
 def seed_everything(seed: int) -> None:
     """Seed Python's, NumPy's and torch's generators, including those of all devices."""
     random.seed(seed)
+    # NumPy takes seeds of 32 bits
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
@@ -50,6 +51,7 @@ class GeneratorStates(FileRecord):
     @classmethod
     def of_process(cls) -> Self:
         """The states of the generators of this process."""
+        # the legacy form is made of plain numbers, which JSON holds
         kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
         return cls(
             python=random.getstate(),
@@ -89,6 +91,7 @@ def read_carried_state(carried_state: CarriedState, folder: Path, process_group:
     name = _state_path(folder, process_group).name
     if not carried_state.enabled or name not in files:
         return not carried_state.enabled
+    # the states of training and evaluation may differ in form
     carried_state.model.train()
     read_state_file(carried_state, files.file(name))
     return True
@@ -98,6 +101,7 @@ def write_state_file(carried_state: CarriedState, file: Path) -> None:
     """Write the carried state as plain tensors; leaves that are no tensors go into the metadata."""
     leaves = tree_leaves(carried_state.state)
     tensors = {str(number): leaf.contiguous().clone() for number, leaf in enumerate(leaves) if isinstance(leaf, Tensor)}
+    # numbers such as a position keep their place among the leaves
     plain_leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
     metadata = {"plain_leaves": json_text(plain_leaves), "rows": str(carried_state.rows)}
     with atomic_path(file) as draft:

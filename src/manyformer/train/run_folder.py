@@ -24,6 +24,7 @@ from manyformer.config import (
     load_run,
 )
 from manyformer.errors import UserError, UserErrors
+from manyformer.files import SHARED_TOKENIZER
 from manyformer.files.atomic_files import (
     atomic_write_text,
     make_folder,
@@ -33,7 +34,6 @@ from manyformer.files.atomic_files import (
 )
 from manyformer.files.json_records import read_json
 from manyformer.files.json_text import json_text
-from manyformer.files.tokenizer_files import SHARED_TOKENIZER
 from manyformer.keyword_checks import as_json
 from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_spec
 from manyformer.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
@@ -66,8 +66,10 @@ def locked_folder(folder: Path, *, activity: str = "trained") -> Iterator[None]:
             owner = os.read(handle, 32).decode(errors="replace").strip() or "unknown"
             message = f"{folder} is being {activity} by another process (number {owner}); wait or stop it"
             raise UserError(message) from None
+        # the number of a process that has ended may be longer than the own one
         os.ftruncate(handle, 0)
         os.pwrite(handle, f"{os.getpid()}\n".encode(), 0)
+        # nobody else writes here now: what is unfinished was left by a kill
         remove_drafts(folder)
         remove_drafts(folder / "data")
         yield
@@ -86,6 +88,7 @@ def move_aside(folder: Path) -> Path | None:
 def rename_aside(folder: Path) -> Path:
     """Rename the folder to the first free name with the suffix `.old-NUMBER`, and return the new path."""
     number = 1
+    # an earlier run is never deleted
     while (aside := folder.with_name(f"{folder.name}.old-{number}")).exists():
         number += 1
     with report_not_written(aside):
@@ -115,6 +118,7 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
             raise UserError(f"overrides go with a run's name or file; {remedy}")
         imports = import_for_run(target.imports)
         run = target.model_copy(update={"imports": imports, "out": target.out or f"runs/{target.recipe}"})
+        # a RunConfig knows no recipe: `load_run` has not compared the two
         misfits = describe_misfits(run.recipe, get_recipe(run.recipe).card.task, run.data.kind, run.evaluate.metric)
         if misfits:
             raise UserErrors(f"{key}: {message}" for key, message in misfits.items())
@@ -126,7 +130,9 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
 
 def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:
     """All recipes, as the configuration looks them up, after importing the kinds of data of installed packages."""
+    # a kind of data must be known before a run file can name it
     import_entry_points(TASK_GROUP)
+    # looked up when they are needed: the modules of a run may define its recipe
     signature_of, task_of = lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task
     return RecipeLookup(signature_of, task_of, recipe_names(), import_modules, _describe_initial_model)
 
@@ -184,6 +190,7 @@ def write_environment(folder: Path, device: torch.device, *, has_checkpoint: boo
             f"this run was in {previous} and is now in {place}; it goes on here, with its own checkpoints and prepared "
             "data, and paths of data that are relative are those of the folder where the command is given"
         )
+    # where the run is now, by which a later command notices a move
     info = {**collect_environment(device), "folder": place}
     atomic_write_text(file, json_text(info, indent=2, ensure_ascii=True) + "\n")
 
@@ -194,11 +201,8 @@ def _previous_place(file: Path) -> str | None:
         info = read_json(file, "the environment of a run")
     except UserError:
         return None
-    place = None
-    if isinstance(info, dict):
-        place = info.get("folder")
-    if isinstance(place, str):
-        return place
+    if isinstance(info, dict) and isinstance(info.get("folder"), str):
+        return str(info["folder"])
     return None
 
 

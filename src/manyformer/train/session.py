@@ -12,7 +12,6 @@ import torch
 from manyformer.attention.head_gates import GATES_FILE, attach_gates, fold_gates
 from manyformer.batches import Batch
 from manyformer.config import RUN_FILE, RunConfig, dump_run
-from manyformer.data import open_data
 from manyformer.data.opened import OpenedData
 from manyformer.errors import UserError
 from manyformer.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
@@ -21,13 +20,18 @@ from manyformer.models.model_files import GENERATION_FILE, GenerationSettings, r
 from manyformer.recipes import get_recipe
 from manyformer.scores import is_comparable
 from manyformer.surgery.lora import merge_lora
-from manyformer.system.device_memory import OutOfMemory, report_out_of_memory
-from manyformer.system.devices import use_device
+from manyformer.system.devices import OutOfMemory, report_out_of_memory, use_device
 from manyformer.system.stop_signals import StopSignal, handle_stop_signals, resumable
-from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, batches_ahead, pass_reader
-from manyformer.train.build_model import adapt_model, build_model, choose_device, choose_strategy, make_engine
+from manyformer.train.ahead_feed import AheadFeed, DeviceCopies, PreparedBatch, batches_ahead, pass_reader
+from manyformer.train.build_model import (
+    adapt_model,
+    build_model,
+    choose_device,
+    choose_strategy,
+    make_engine,
+    open_run_data,
+)
 from manyformer.train.checkpoints import Checkpoint, CheckpointStore, CheckpointWriter
-from manyformer.train.engine import PreparedBatch
 from manyformer.train.events import (
     EventListener,
     LiveReporter,
@@ -88,16 +92,19 @@ def train(
     """
     with ExitStack() as resources:
         config = as_training_run(run, overrides)
+        # a listener of the caller is the caller's to close
         listener = reporter() if on_event is None else on_event
         if on_event is None and isinstance(listener, LiveReporter):
             resources.callback(listener.close)
         process_group = process_group_from_environment()
+        # torchrun has started the processes already; otherwise they are started here
         if process_group is None and config.devices > 1:
             from manyformer.train.launch import launch
 
             return launch(config, fresh=fresh, on_event=listener)
         if process_group is None:
             return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener)
+        # a launcher repeats the command when it starts processes again, and each time would begin anew
         if fresh:
             remedy = f"rename {config.out}, or choose another out"
             raise UserError(f"fresh would start over whenever torchrun starts the processes again; {remedy}")
@@ -130,20 +137,6 @@ def train_in_process(
         ).train()
 
 
-def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
-    """Open the training and validation data of a run."""
-    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
-    return open_data(
-        run.data,
-        form,
-        batch_tokens=run.batch.tokens,
-        cache=out / "data",
-        seed=run.seed,
-        belongs_to_model=bool(CheckpointStore(out / "checkpoints").steps()),
-        log=log,
-    )
-
-
 class TrainingSession:
     """Opens data, model and checkpoints of a run and trains it."""
 
@@ -167,7 +160,8 @@ class TrainingSession:
         self.store = CheckpointStore(out / "checkpoints", process_group)
         checkpoint = self.store.newest(self._log)
         if checkpoint is None and run.init_from is not None:
-            read_spec(model_folder(run.init_from))  # data may take long to prepare
+            # refused now, because data may take long to prepare
+            read_spec(model_folder(run.init_from))
         with process_group.raise_together():
             if process_group.is_main_process:
                 state = None
@@ -176,18 +170,22 @@ class TrainingSession:
                 write_run_file(out, run, state=state, log=self._log)
                 write_environment(out, device, has_checkpoint=checkpoint is not None, log=self._log)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
+        # the main process writes the prepared data, which the others then read
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
             self.data = open_data(run, out, self._log)
         seed_everything(run.seed)
+        # the seed decides the weights, whatever the preparation of the data has drawn
         self.model = build_model(run, self.data, device)
         if checkpoint is None:
             self._init_weights(run.init_from)
+        # the weights are those of the checkpoint, but no checkpoint holds how texts begin and end
         elif (out / GENERATION_FILE).is_file():
             self.model.generation = GenerationSettings.read(out / GENERATION_FILE)
         adapt_model(self.model, run)
-        if run.loss.gate_penalty is not None:
-            loss = run.loss
-            attach_gates(self.model, penalty=run.loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
+        loss = run.loss
+        if loss.gate_penalty is not None:
+            attach_gates(self.model, penalty=loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
+        # before the model may be divided into shards
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
         self.engine = make_engine(run, self.model, self.data.train, device, strategy)
         if process_group.rank:
@@ -196,6 +194,7 @@ class TrainingSession:
         rows = strategy.data_group
         valid = self.data.valid
         if rows.size != 1:
+            # each process scores its rows, and their sums are added
             valid = valid.shard(rows.rank, rows.size)
         self._ahead = batches_ahead(run.batch.ahead, self.data.train, self.engine.device)
         self._copies = DeviceCopies(self.engine.device)
@@ -208,6 +207,7 @@ class TrainingSession:
             read=pass_reader(self._ahead, self._prepare_batch) if self._ahead else plain_pass,
         )
         self.loop = self._make_loop(checkpoint, stop_signal)
+        # before a checkpoint is read, whose notes come after what the run is
         self._report_started(device)
         if checkpoint is not None:
             self.loop.resume(checkpoint)
@@ -244,6 +244,7 @@ class TrainingSession:
             problem = f"the {metric} of the final weights is {choice.scores[metric]:g}, which is no finite number"
             remedy = "try a lower optim.lr, a longer schedule.warmup or optim.max_grad_norm"
             self._log(f"{problem}: the model is of no use; {remedy}, and start over with --fresh")
+        # all processes take part: each holds a shard
         full_model = self.engine.strategy.full_model(self.model)
         with self.process_group.raise_together(), report_disk_full(f"the final model in {self.out}"):
             if self.process_group.is_main_process:
@@ -257,6 +258,7 @@ class TrainingSession:
                     # the settings of this model, also while the run is continued with others
                     atomic_write_text(folder / RUN_FILE, dump_run(self.run))
                     full_model.write_files(folder)
+                # last, because the record says that the model is complete
                 ResultRecord.of(result, self.run).write(self.out / RESULT_FILE)
         return self._report_finished(result)
 
@@ -278,6 +280,7 @@ class TrainingSession:
         except UserError as damage:
             self._log(f"{damage}; the final model is written again")
             return None
+        # the run went on, or other checkpoints would be chosen now
         if record.step != train_state.step or record.save != self.run.save.model_dump(mode="json"):
             return None
         self._log("this run has already finished; its model is unchanged")
@@ -286,6 +289,7 @@ class TrainingSession:
     def _run_loop(self) -> str:
         try:
             with self.loop.stop_signal.awaited(), ExitStack() as resources:
+                # whatever ends the loop, threads end and trackers write what they hold
                 for sink in self.loop.sinks:
                     resources.callback(sink.close)
                 resources.callback(self.loop.feed.close)
@@ -380,6 +384,7 @@ class TrainingSession:
         last = train_state.step
         single = WeightChoice(self.store.path(last), f"those of the last step, {last}", train_state.scores)
         for rank, (_, step, scores) in enumerate(train_state.ranking[: save.keep_best]):
+            # the checkpoint of the last step exists in any case
             if step == last:
                 break
             if self.store.is_intact(step, self._log):

@@ -40,10 +40,12 @@ def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: P
 
     Raises UserError if a weight is missing from the checkpoint.
     """
+    # torch's reader compares nothing with the manifest
     VerifiedFolder.open(folder).verify()
     reader = HuggingFaceStorageReader(str(folder))
     saved = reader.read_metadata().state_dict_metadata
     tensors: dict[str, Tensor] = {}
+    # the file may name a tied weight by any of its names
     for weight, names in _aliases(model).items():
         name = next((name for name in names if name in saved), None)
         if name is None:
@@ -82,6 +84,7 @@ def _init_optimizer_state(model: Model, optimizer: torch.optim.Optimizer, saved:
         if name not in weights:
             raise UserError(f"the optimizer's {key} belongs to no weight of the model")
         weight = weights[name]
+        # a state of the weight's shape is sharded like it, a step counter is not
         if metadata.size == weight.shape:
             value = torch.zeros_like(weight.detach())
         else:

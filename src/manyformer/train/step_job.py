@@ -10,10 +10,9 @@ from manyformer.batches import Batch
 from manyformer.config import AdamWConfig, RunConfig
 from manyformer.models import Model
 from manyformer.models.model_files import read_weights
-from manyformer.train.build_model import adapt_model, build_model, choose_device, make_engine
+from manyformer.train.build_model import adapt_model, build_model, choose_device, make_engine, open_run_data
 from manyformer.train.engine import TrainingEngine
 from manyformer.train.process_group import SINGLE_PROCESS_GROUP, DDPStrategy
-from manyformer.train.session import open_run_data
 
 
 @final
@@ -34,6 +33,7 @@ class StepJob:
 
 def own_engine(model: Model, *, autocast: torch.dtype | None) -> TrainingEngine:
     """The engine of a model that no run describes: with the optimizer that runs have by default, in one process."""
+    # the defaults of a run, so that costs of models are compared under them
     return TrainingEngine(model, AdamWConfig(), DDPStrategy(), autocast=autocast)
 
 
@@ -48,4 +48,5 @@ def step_of_run(run: RunConfig, folder: Path) -> StepJob:
         read_weights(model, folder / "model")
     adapt_model(model, run)
     engine = make_engine(run, model, data.train, device, DDPStrategy())
+    # as many batches as one step of the run accumulates
     return StepJob(engine, [next(data.train) for _ in range(run.batch.accumulate)])

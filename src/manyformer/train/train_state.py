@@ -45,6 +45,7 @@ class MetricsWindow:
     @property
     def data_wait(self) -> float:
         """The share of the time that was spent waiting for batches."""
+        # a window may be empty, and its two clocks are not read at the same moment
         return min(1.0, self.data_seconds / max(self.seconds, 1e-9))
 
     @property
@@ -118,6 +119,7 @@ class TrainState:
 
 def run_progress(run: RunConfig, train_state: TrainState) -> float:
     """The completed fraction of the run, 0 to 1, by the limit that is nearest."""
+    # the last step may go beyond a limit of tokens or time
     return min(1.0, max(amount / limit for _, amount, limit in _limits(run, train_state)))
 
 
@@ -196,6 +198,7 @@ def _noam(warmup: WarmUp, *, width: int, scale: float) -> LearningRateFn:
         as_published = noam(step, width=width, warmup=warmup.steps, scale=scale)
         if step >= warmup.steps:
             return as_published
+        # at the end of the warm-up, where the published rate is highest
         peak = noam(warmup.steps, width=width, warmup=warmup.steps, scale=scale)
         return max(as_published, peak * warmup(step, progress))
 
@@ -213,6 +216,7 @@ def _cosine(config: CosineSchedule, *, peak: float, warmup: WarmUp, run_steps: i
 
     def learning_rate(step: int, progress: float) -> float:
         factor = warmup(step, progress)
+        # a warm-up by share ends where its factor reaches 1, one by steps at its last step
         if factor < 1 or (step <= warmup.steps and final_step is not None):
             return peak * factor
         if final_step is not None:
@@ -224,6 +228,7 @@ def _cosine(config: CosineSchedule, *, peak: float, warmup: WarmUp, run_steps: i
 
 def cosine(progress: float, *, final_ratio: float) -> float:
     """Half a cosine from 1 at progress 0 to `final_ratio` at 1 (Loshchilov and Hutter 2017), constant outside."""
+    # a cosine with steps of its own may end before the run
     progress = min(1.0, max(0.0, progress))
     return final_ratio + (1 - final_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
 
@@ -234,6 +239,7 @@ def make_warmup(run: RunConfig) -> WarmUp:
         if _steps_if_only_limit(run):
             share = None
         else:
+            # the share that the steps of the warm-up have: see `WarmUp`
             share = max(1, run.warmup) / run.limits.steps
         return WarmUp(run.warmup, share)
     return WarmUp(run.warmup, DEFAULT_WARMUP_SHARE if run.schedule.warmup is None else LARGEST_WARMUP_SHARE)

@@ -15,9 +15,7 @@ from manyformer.config import RunConfig
 from manyformer.data.epochs import TrainingFeed
 from manyformer.errors import TrainingInterrupted, UserError
 from manyformer.scores import is_comparable
-from manyformer.system.device_memory import report_out_of_memory
-from manyformer.system.devices import device_kind
-from manyformer.system.missing_operators import report_missing_operator
+from manyformer.system.devices import device_kind, report_missing_operator, report_out_of_memory
 from manyformer.system.stop_signals import StopSignal
 from manyformer.train.checkpoints import Checkpoint, CheckpointWriter
 from manyformer.train.engine import MAX_OVERFLOWS_IN_ROW, MovementWatch, StepResult, TrainingEngine
@@ -78,6 +76,7 @@ class TrainingLoop:
         self._updates_itself = any(isinstance(module, PostStepUpdate) for module in modules)
         self._movement = MovementWatch(self.engine.weights)
         self._start_seconds = self._start_cpu_seconds = 0.0
+        # a GPU lets the host wait, and several processes wait for one another
         self._thread_use_reported = self.engine.device.type != "cpu" or self._process_group.size > 1
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -90,6 +89,7 @@ class TrainingLoop:
         """Train to the end and return the reason. Raises TrainingInterrupted, TrainingDiverged or DiskFull."""
         self._start_time = self._last_report_time = self._last_tick_time = time.perf_counter()
         self._last_cpu_time = time.process_time()
+        # a resumed run estimates its remaining time by its speed since then
         self._start_progress = run_progress(self.run, self.train_state)
         self._movement.begin()
         self._start_seconds, self._start_cpu_seconds = self.train_state.seconds, self.train_state.cpu_seconds
@@ -141,6 +141,7 @@ class TrainingLoop:
         feed = self.feed
         batches = self._take_batches()
         self.step_progress = run_progress(run, train_state)
+        # before the step, so that layers see the progress of the steps that are done
         if self._tracks_progress:
             set_training_progress(self.engine.model, self.step_progress)
         self._current_rate = self.learning_rate(train_state.step + 1, self.step_progress)
@@ -164,6 +165,7 @@ class TrainingLoop:
 
     def _needs_sync(self) -> bool:
         run = self.run
+        # what is due after this step needs the results of all steps up to it
         due = (run.log.every, run.evaluate.every, run.save.every)
         return any(map(self._is_due, due)) or end_reason(run, self.train_state) is not None
 
@@ -173,6 +175,7 @@ class TrainingLoop:
         pending = self._pending_steps
         local_figures: list[list[float]] = torch.stack([step.figures for step in pending]).tolist()
         seconds, sums = self._add_elapsed_time(list(itertools.chain.from_iterable(local_figures)))
+        # the four figures of each step again, as in `StepResult.figures`
         rows = list(zip(*[iter(sums)] * 4, strict=True))
         self._pending_steps = []
         first_step = self.train_state.step - len(rows) + 1
@@ -276,7 +279,7 @@ class TrainingLoop:
                 seconds_left,
                 logged=logged,
                 data_wait=window.data_wait,
-                scores={n: v for n, v in self.feed.training_scores().items() if n not in self.feed.diagnostics},
+                scores=self.feed.progress_scores(),
             )
         )
         if logged:
@@ -314,6 +317,7 @@ class TrainingLoop:
         start_time = time.perf_counter()
         work = f"in the evaluation of step {train_state.step}"
         with report_out_of_memory(work, _smaller_step(self.run)), report_missing_operator(self.run.recipe):
+            # all processes must agree to stop, because they score the data together
             scores = self.validator(lambda: self._process_group.any_process(self.stop_signal.signal_name))
         self._add_elapsed_time()
         if scores is None:
@@ -331,6 +335,7 @@ class TrainingLoop:
     def _save(self, *, due: bool) -> None:
         step = self.train_state.step
         store = self.checkpoint_writer.store
+        # a step that scored well is saved at once, also between scheduled checkpoints
         ranked = {entry.step for entry in self.train_state.ranking[: self.run.save.keep_best]}
         if step == 0 or not (due or step in ranked):
             return
@@ -371,6 +376,7 @@ class TrainingLoop:
             if len(names) > 1:
                 others_text = f" and {len(names) - 1:,} more are"
             problem = f"{names[0]}{others_text} not finite"
+        # tensors of the optimizer are called NAME/KIND, weights have no slash
         if not any("/" not in name for name in names):
             problem += ": weights with such a state of the optimizer never move again"
         self._raise_diverged(problem, self.train_state.step)

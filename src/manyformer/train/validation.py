@@ -11,10 +11,10 @@ from manyformer.batches import Batch
 from manyformer.config import EvaluateConfig, RunConfig
 from manyformer.data.epochs import HeldOutBatches
 from manyformer.files.json_records import Count, FileRecord
+from manyformer.files.text_tables import printable_line
 from manyformer.models import BatchScore, Model
 from manyformer.recipes import RecipeCard
 from manyformer.scores import is_comparable, rank_key
-from manyformer.system.printable_text import printable_line
 from manyformer.tasks import ScoreSums, Task
 from manyformer.train.ahead_feed import PassReader
 from manyformer.train.engine import TrainingEngine
@@ -63,10 +63,11 @@ class Validator:
                 if stop():
                     return None
                 sums = sums.plus(score(batch))
+        # all processes add up the same scores in the same order
         names = sorted(sums.others)
         local_sums = [sums.nats, sums.targets, sums.correct, *(sums.others[name] for name in names)]
-        nats, targets, correct, *others = self._process_group.sum_numbers(local_sums)
-        total = ScoreSums(nats, int(targets), int(correct), defaultdict(float, zip(names, others)))
+        nats, targets, correct, *other_sums = self._process_group.sum_numbers(local_sums)
+        total = ScoreSums(nats, int(targets), int(correct), defaultdict(float, zip(names, other_sums)))
         return self._task.validation(total, self._units)
 
     def _select_batches(self) -> Iterator[Batch]:
@@ -78,6 +79,7 @@ class Validator:
         count = min(available, self._config.batches or available)
         if self._batches.rows_continue:
             return itertools.islice(self._batches, count)
+        # the first, and then every so many
         indices = {index * available // count for index in range(count)}
         return (batch for index, batch in enumerate(self._batches) if index in indices)
 
@@ -151,6 +153,7 @@ def choose_weights(
             return single._replace(description=f"{description}, better than {single.description}", scores=scores)
         comparison = f"{description} is not better ({validator.metric} {scores[validator.metric]:.4f})"
         single = single._replace(description=f"{single.description}; {comparison}")
+    # the model holds the average, or the weights of the last step
     engine.read_weights(single.checkpoint)
     return single
 

@@ -68,10 +68,9 @@ class DataSection(ConfigSection):
 
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         """The model keywords among `parameters` that the data will decide, assumed where unknown without reading it."""
+        keywords = {}
         if "max_length" in parameters:
-            keywords = {"max_length": self.row_length}
-        else:
-            keywords = {}
+            keywords["max_length"] = self.row_length
         return ExpectedData(keywords, "the data decides further sizes", self.row_length)
 
 
@@ -121,6 +120,7 @@ class SectionByKind:
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         """The union of all kinds, selected by `kind`."""
+        # built at the time of the call, so that kinds of plug-ins are listed too
         members = {kind: self._core_schema(section) for kind, section in DATA_SECTIONS.items()}
         return handler(core_schema.tagged_union_schema(members, discriminator="kind"))
 
@@ -148,7 +148,7 @@ class SectionByKind:
             assert tag is not None
             expected = ", ".join(f"'{name}'" for name in names)
             # half a character, which YAML can write, has no UTF-8, and pydantic takes no other text
-            told = str(settings.get(tag)).encode("utf-8", "backslashreplace").decode()
-            details = {"discriminator": f"'{tag}'", "tag": told, "expected_tags": expected}
+            tag_text = str(settings.get(tag)).encode("utf-8", "backslashreplace").decode()
+            details = {"discriminator": f"'{tag}'", "tag": tag_text, "expected_tags": expected}
             raise PydanticKnownError("union_tag_invalid", details)
         return section.model_validate(settings)

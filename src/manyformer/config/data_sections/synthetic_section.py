@@ -84,6 +84,7 @@ class SyntheticData(DataSection):
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
         if not settings.keys() >= _JOINT_SETTINGS:
             return settings
+        # such a run file is read without the settings that were of no use to its rule
         inapplicable = _JOINT_SETTINGS - cls.model_fields.keys()
         return {name: value for name, value in settings.items() if name not in inapplicable}
 

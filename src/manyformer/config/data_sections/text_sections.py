@@ -79,6 +79,7 @@ class EncodedTextData(TokenizedData):
 
     @classmethod
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        # the vocabulary is that of the other run, which a default would contradict
         if settings.get("tokenizer_of") is not None:
             return settings
         return super().fill(settings)

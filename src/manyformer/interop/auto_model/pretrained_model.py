@@ -16,8 +16,8 @@ from manyformer.batches import IGNORE_INDEX
 from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizer import Tokenizer
 from manyformer.errors import UserError
+from manyformer.files import SHARED_TOKENIZER, SOURCE_TOKENIZER
 from manyformer.files.json_records import read_json
-from manyformer.files.tokenizer_files import SHARED_TOKENIZER, SOURCE_TOKENIZER
 from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.exported_config import (
     AUTO_CLASSES,

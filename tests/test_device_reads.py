@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.constant_tensors import ConstantTensor
-from manyformer.device_reads import is_readable
+from manyformer.device_reads import ConstantTensor, is_readable
 
 CPU = torch.device("cpu")
 

@@ -1,7 +1,0 @@
-"""The names of the files of tokenizers and labels in a model folder."""
-
-SHARED_TOKENIZER = "tokenizer.json"
-SOURCE_TOKENIZER = "tokenizer-source.json"
-TARGET_TOKENIZER = "tokenizer-target.json"
-LABELS = "labels.json"
-TOKENIZER_FILES = (SHARED_TOKENIZER, SOURCE_TOKENIZER, TARGET_TOKENIZER, LABELS)
