@@ -107,6 +107,7 @@ def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
         attributes = vars(twin)
         attributes.update(vars(module))
         parts = {name: part and twin_of(part, twins) for name, part in module._modules.items()}
+        # a dictionary of its own: that of the module must not hear of twins
         attributes["_modules"] = parts
         attributes.update({**module._parameters, **module._buffers, **parts})
     return twins[module]
@@ -234,10 +235,12 @@ def _bind_attention(layer: Attention) -> DecodeStep:
     pre_norm = bind_optional(layer.pre_norm)
     stage = _bind_stage(layer.output_stage)
 
+    # what differs from token to token comes as an argument, all else was looked up once
     def step(x: Tensor, ctx: Context, state: AttentionState) -> tuple[Tensor, State]:
         positions = ctx.positions
         normed = x if pre_norm is None else pre_norm(x)
         q, project_kv, convolved = project(normed, positions, state.convolution)
+        # the source gets the stream itself, because some sources remember it
         k, v, key_positions, source_state = read(x, ctx, project_kv, state.source)
         y, kernel_state = attend(q, k, v, key_positions, state.kernel, ctx)
         y = y if stage is None else stage(y, normed)
@@ -263,6 +266,7 @@ def _bind_projections(layer: Attention) -> BoundProjections:
     project_q, project_kv, pre_norm = map(bind_optional, (layer.q_proj, layer.kv_proj, layer.pre_norm))
     query_heads = layer.q_proj.out_features // head_dim
     key_dim = key_heads * head_dim
+    # keys first, then values, and with them the gates that the layer projects
     widths = [key_dim, layer.kv_proj.out_features - key_dim]
     is_rotated = bool(position.overridden & {"query", "key"})
     assert project_q is not None
@@ -301,6 +305,7 @@ def _bind_projections(layer: Attention) -> BoundProjections:
     convolve = callable_of(layer.short_convolution)
 
     def project_convolved(x: Tensor, positions: TokenPositions, state: State) -> tuple[Tensor, ProjectKV, State]:
+        # what is convolved here are normed tokens, whose norm `step` has taken
         (q, keys_values), next_state = convolve([project_q(x), project_kv(x)], positions, state)
         projected = split_keys_values(keys_values, x, positions)
         return split_queries(q, positions), lambda *_: projected, next_state
@@ -340,6 +345,7 @@ def _bind_source(layer: Attention) -> ReadKeys:
     def append(
         x: Tensor, ctx: Context, project: ProjectKV, cache: KVCache
     ) -> tuple[Tensor, Tensor, TokenPositions | None, State]:
+        # the cache itself, instead of the source that would append to it
         next_cache = cache.append(*project(x, ctx.positions), ctx.positions)
         return *next_cache.keys_values(), None if next_cache.is_contiguous else next_cache.positions(), next_cache
 
@@ -360,6 +366,7 @@ def _sees_all_so_far(layer: Attention) -> bool:
 def _adds_bias(position: Position) -> bool:
     """Whether the position is a bias by distance in the scores, and nothing else there."""
     terms = position.distance_terms(1, 0)
+    # terms of keys or values are vectors, which no bias of scores can stand for
     return terms is not None and terms.bias is not None and terms.keys is terms.values is terms.query_bias is None
 
 
@@ -389,6 +396,7 @@ def _bind_kernel(layer: Attention) -> Attend:
     assert isinstance(kernel, SoftmaxKernel)
     bias = None
     if position.overridden & {"score", "value"}:
+        # the same biases for every token, only shifted by one
         bias = _BiasTable(position)
     scale = kernel.score_scale(layer.kv_shape.head_dim)
     is_grouped = layer.heads != layer.kv_shape.kv_heads
@@ -424,6 +432,7 @@ def _bind_window(kernel: SoftmaxKernel, layer: Attention, attend: Attend) -> Att
     ) -> tuple[Tensor, State]:
         if key_positions is None or not isinstance(key_positions.layout, RingLayout):
             return attend(q, k, v, key_positions, state, ctx)
+        # what the mask shows of a ring repeats with its slots, and is kept
         visible = visible_in_ring(mask, heads, key_positions)
         return attention(q, k, v, visible, scale=scale, enable_gqa=is_grouped), state
 
@@ -454,6 +463,7 @@ def _bind_linear_kernel(kernel: LinearKernel, attend: Attend) -> Attend:
         if not is_plain or torch.is_autocast_enabled(q.device.type):
             return attend(q, k, v, key_positions, state, ctx)
         compute_dtype = torch.promote_types(dtype, torch.float32)
+        # gates are the last channels of the values
         gate = None
         key_features, log_scale = map_keys(k.to(compute_dtype), positions)
         v = v.to(compute_dtype)

@@ -236,6 +236,7 @@ class TokenPositions(NamedTuple):
     def same_document(self, keys: "TokenPositions") -> Bool[Tensor, "b l s"]:
         """Whether each of the `keys` is a token of the document of each token here; never for padding."""
         key_segments = keys.segment_ids[:, None]
+        # padding has an id of its own, and would be a document by itself
         return (self.segment_ids[:, :, None] == key_segments) & (key_segments != PADDING_SEGMENT)
 
     def columns(self, start: int, stop: int) -> "TokenPositions":
@@ -246,6 +247,7 @@ class TokenPositions(NamedTuple):
         current = self.layout
         layout = None
         if isinstance(current, ContiguousLayout | AlignedLayout):
+            # columns of a row stay adjacent, while documents of packed rows may be cut
             layout = type(current)(current.start + start)
         optional = (self.roles, self.part_ids, self.pair_scores)
         roles, parts, pair_scores = (None if field is None else field[:, start:stop] for field in optional)
@@ -369,12 +371,14 @@ class Chain(NamedLayers, LayeredStack):
         for index, layer in enumerate(self.in_order()):
             x, next_state, layer_loss = layer(x, ctx, None if state is None else state[index])
             next_states.append(next_state)
+            # a number as long as no layer has a loss, which spares small layers an operator each
             loss = loss + layer_loss
         return LayerOutput(x, None if state is None else next_states, loss)
 
     def extend_state(self, x: Float[Tensor, "b l d"], ctx: Context, state: State) -> State:
         next_states = list(state)
         layers = list(self.in_order())
+        # the layers above keep nothing of the stream, so that nobody reads what comes out of this one
         last = max((index for index, layer in enumerate(layers) if layer.keeps_tokens), default=-1)
         for index, layer in enumerate(layers[: last + 1]):
             if index == last:
@@ -426,6 +430,7 @@ def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> St
     if isinstance(state, Tensor):
         return fn(state, *other_trees)
     if isinstance(state, tuple) and hasattr(state, "_fields"):
+        # a named tuple takes its fields one by one
         return type(state)(*(tree_map(fn, *children) for children in zip(state, *other_trees, strict=True)))
     if isinstance(state, list | tuple):
         return type(state)(tree_map(fn, *children) for children in zip(state, *other_trees, strict=True))
@@ -439,6 +444,7 @@ def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> St
 
 def state_bytes(state: State) -> int:
     """The size of all tensors of a state in bytes."""
+    # `tree_map` wants a tensor for each tensor, which is why the sizes are collected beside it
     sizes: list[int] = []
 
     def record_size(tensor: Tensor) -> Tensor:

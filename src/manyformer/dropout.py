@@ -16,9 +16,12 @@ def drop(x: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
     """
     if p == 0.0 or x.device.type != "cpu":
         return nn.functional.dropout(x, p)
+    # a value is dropped if its 16 bits, as a number from 0 to 65535, are below this
     threshold = round(p * 65536)
+    # one number of 64 bits for every four values, rounded up
     bits = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(-(2**63), None)
     keep_mask = (bits.view(torch.int16)[: x.numel()] >= threshold - 32768).view(x.shape)
+    # scaled by the share that is really kept, with p rounded as the threshold is
     return (x * keep_mask).mul_(65536 / (65536 - threshold))
 
 

@@ -84,8 +84,10 @@ class ChunkedLayer(Layer):
             return self.inner(x, ctx, state)
 
         def run_chunk(chunk: Tensor) -> Tensor:
+            # no state: a layer that keeps no tokens has none
             return self.inner(chunk, ctx).y
 
+        # recomputed chunk by chunk in the backward pass, or the wide activations of all chunks would be kept for it
         run = partial(checkpoint, run_chunk, use_reentrant=False) if torch.is_grad_enabled() else run_chunk
         return LayerOutput(torch.cat([run(chunk) for chunk in torch.split(x, self.size, dim=1)], 1), state)
 
@@ -102,6 +104,7 @@ def chunked(layer: Layer, size: int | None) -> Layer:
 
 def default_gated_dim(dim: int) -> int:
     """8/3 dim rounded up to a multiple of 8, so that three matrices have as many parameters as two of 4 dim."""
+    # a multiple of 8, which matrix units prefer
     return (8 * dim // 3 + 7) // 8 * 8
 
 

@@ -59,6 +59,7 @@ def select_entries(module: nn.Module, name: str, index: Sequence[int], axis: int
     tensor: Tensor = getattr(module, name)
     selected = tensor.index_select(axis, torch.tensor(index, dtype=torch.long, device=tensor.device))
     if isinstance(tensor, nn.Parameter):
+        # a new parameter, since the size of one cannot change; optimizers are built after heads are removed
         selected = nn.Parameter(selected, requires_grad=tensor.requires_grad)
     setattr(module, name, selected)
 
@@ -90,6 +91,7 @@ def select_head_outputs(linear: nn.Linear, selection: HeadSelection) -> None:
 def select_head_pairs(linear: nn.Linear, selection: HeadSelection) -> None:
     """Remove the outputs of other heads from a linear map to keys of all heads, then values of all heads, in place."""
     width = linear.out_features // (2 * selection.total)
+    # the rows of keys of all heads come first, those of values after them
     keys = head_channels(selection.heads, width)
     select_outputs(linear, [*keys, *(selection.total * width + channel for channel in keys)])
 
@@ -127,6 +129,7 @@ class HeadProjection(PerHeadTensors):
 
     def forward(self, x: Float[Tensor, "b l d"]) -> Float[Tensor, "b h l n"]:
         y: Tensor = self.up(x if self.down is None else self.down(x))
+        # (b, l, h n) to (b, h, l, n)
         return y.view(*x.shape[:2], self.heads, self.width).transpose(1, 2)
 
     @property

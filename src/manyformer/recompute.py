@@ -34,6 +34,7 @@ def choose_once(choose: Callable[[], T]) -> T:
         return choose()
     replaying = _replaying.get()
     if replaying is not None:
+        # choices are made in the same order in both computations
         replayed: T = next(replaying)
         return replayed
     choice = choose()
@@ -69,6 +70,7 @@ def replaying_choices(tape: ChoiceTape) -> Iterator[None]:
 def _opened(variable: ContextVar[T | None], value: T, tape: ChoiceTape) -> Iterator[None]:
     """Set a variable of this thread in the block, and let all threads know that there is a tape."""
     token = variable.set(value)
+    # any tape of any thread: this only decides whether context variables are looked at
     _open_tapes.append(tape)
     try:
         yield

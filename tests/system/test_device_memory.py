@@ -13,8 +13,6 @@ import torch
 import manyformer as mf
 from manyformer.errors import UserError
 from manyformer.recipes.registry import build_on_meta
-from manyformer.system.device_memory import (
-from manyformer.model_summary import build_on_meta
 from manyformer.system.devices import (
     OutOfMemory,
     check_model_fits,

@@ -53,6 +53,7 @@ class ActingMemory(NamedTuple):
         x = torch.cat([self.remembered.x, *(step.x for step in steps)], 1)
         position_ids = torch.cat([self.remembered.position_ids, *(step.positions.position_ids for step in steps)], 1)
         segment_ids = torch.cat([self.remembered.segment_ids, *(step.positions.segment_ids for step in steps)], 1)
+        # the oldest inputs have left the memory, though not the list of steps
         return RememberedInputs(*(part[:, part.shape[1] - length :] for part in (x, position_ids, segment_ids)))
 
     def append(self, step: RememberedStep, keys_values: Float[Tensor, "kv h b e"]) -> "ActingMemory":
@@ -62,6 +63,7 @@ class ActingMemory(NamedTuple):
             length = self.stop - self.start
             memory = memory_of_columns(self.buffer.narrow(3, self.start, length), self.inputs(), length)
         memory.buffer.select(3, memory.stop).copy_(keys_values)
+        # another state may have gone on from here: its steps are none of this one
         del memory.steps[memory.num_steps :]
         memory.steps.append(step)
         return memory._replace(num_steps=memory.num_steps + 1, stop=memory.stop + 1)
@@ -72,6 +74,7 @@ def memory_of_columns(columns: Float[Tensor, "kv h b n e"], remembered: Remember
     *sizes, length, width = columns.shape
     buffer = columns.new_empty(*sizes, size + max(size, MIN_STEPS), width)
     buffer.narrow(3, 0, length).copy_(columns)
+    # views with heads and rows as one axis, as batched products take them
     keys, values = buffer.flatten(1, 2).unbind()
     return ActingMemory(buffer, keys, values, remembered, [], 0, 0, length)
 
@@ -81,6 +84,7 @@ def begin_acting(
 ) -> ActingMemory:
     """The memory of these inputs, projected by the current weights, for steps with such positions."""
     length = remembered.x.shape[1]
+    # at the places before the new tokens, as `forward` would see them
     keys_values = project(remembered.x, join_positions(*remembered[1:], positions).columns(0, length))
     return memory_of_columns(torch.stack(keys_values).transpose(1, 2), remembered, size)
 
@@ -111,6 +115,7 @@ def acting_step(layer: Attention) -> Callable[[Tensor, Context, State], tuple[Te
 
     def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
         is_consecutive = isinstance(ctx.positions.layout, ContiguousLayout | AlignedLayout)
+        # `forward` knows the inputs alone, so that the memory of steps ends here
         if not (is_consecutive and isinstance(state.source, RememberedInputs | ActingMemory)):
             y, next_state, _ = layer(x, ctx, end_acting(state))
             return y, next_state
@@ -147,6 +152,7 @@ def _bind_attention(layer: Attention) -> AttendMemory | None:
     heads, width, value_width = layer.kv_shape
     if not source.keeps_inputs or kernel.mask not in (Causal(), Window(size + 1)):
         return None
+    # one buffer holds keys and values of all heads, which must therefore be alike
     if layer.q_proj is None or not layer.heads == heads == layer.key_heads or value_width != width:
         return None
     others = layer.head_gates, layer.short_convolution, layer.output_stage
@@ -156,16 +162,19 @@ def _bind_attention(layer: Attention) -> AttendMemory | None:
     scale = kernel.score_scale(width)
     project_kv = layer.project_kv
     norm = layer.pre_norm
+    # the vectors of all distances that occur: the memory's length and less
     terms = position.distance_terms(size, 0)
     content_bias = position.query_vector
     if terms is None or content_bias is None:
         return None
     if terms.keys is None or terms.query_bias is None or not (terms.bias is terms.values is None):
         return None
+    # (h, e, size + 1): the last column is distance 0
     distance_keys = terms.keys.mT.contiguous()
     distances = torch.arange(size, -1, -1, device=distance_keys.device)
     visible_score = distance_keys.new_tensor(0.0)
     hidden_score = distance_keys.new_tensor(-torch.inf)
+    # both biases are added by the projection itself, and cost no operator
     project = _bind_projection(layer, content_bias, content_bias + terms.query_bias)
 
     def attend(
@@ -184,11 +193,13 @@ def _bind_attention(layer: Attention) -> AttendMemory | None:
         values = memory.values.narrow(1, start, length)
         # the keys of earlier documents are farther away than the first token of this one
         is_hidden = distances[size + 1 - length :] > positions.position_ids
+        # added by the product of distances, in one operator with it
         mask = torch.where(is_hidden, hidden_score, visible_score).expand(heads, rows, length)
         distance_scores = torch.baddbmm(mask, distance_queries, distance_keys.narrow(2, size + 1 - length, length))
         queries = content_queries.reshape(heads * rows, 1, width)
         scores = torch.baddbmm(distance_scores.view(heads * rows, 1, length), queries, keys.mT, alpha=scale)
         y = torch.bmm(scores.softmax(-1), values)
+        # the token itself stays for the next step, and the oldest one goes
         memory = memory._replace(start=max(start, memory.stop - size))
         return y.view(heads, rows, width).transpose(0, 1).reshape(rows, heads * width), memory
 
@@ -202,6 +213,7 @@ def _bind_projection(
     queries = layer.q_proj
     keys_values = layer.kv_proj
     assert queries is not None
+    # queries twice, once for each of the two biases
     weight = torch.cat([queries.weight, queries.weight, keys_values.weight])
     biases = [content_bias.flatten(), distance_bias.flatten(), weight.new_zeros(keys_values.out_features)]
     bias = torch.cat(biases)

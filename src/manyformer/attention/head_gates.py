@@ -39,6 +39,7 @@ def attention_heads(model: nn.Module) -> dict[str, MultiHeadLayer]:
     """All layers of `model` with heads, in the order of its modules, by the names that attention maps have.
 
     A layer that is applied several times, as in a universal transformer, is listed once."""
+    # `named_modules` names a module once, whatever the number of places it has
     layers = {name: module for name, module in model.named_modules() if isinstance(module, MultiHeadLayer)}
     return {part_name(name): layer for name, layer in layers.items()}
 
@@ -60,6 +61,7 @@ def gated_heads(model: nn.Module, gates: Mapping[str, Float[Tensor, "... h"]]) -
             raise ValueError(f"{name} has {layers[name].heads} heads, but its gates have the shape {shape}")
         if values.requires_grad and not isinstance(values, nn.Parameter):
             raise ValueError(f"the gates of {name} require gradients, so they must be an nn.Parameter")
+    # blocks may be nested: the gates of an outer one go on acting
     previous = {name: layers[name].head_gates for name in gates}
     try:
         for name, values in gates.items():
@@ -93,6 +95,7 @@ def remove_heads(model: nn.Module, removed: RemovedHeads) -> None:
             raise UserError(f"there is no layer '{name}' with heads; {suggest_names(name, layers)}")
         if unknown := sorted(head for head in heads if not 0 <= head < layers[name].heads):
             raise UserError(f"{name} has no head {unknown[0]}: its {layers[name].heads} heads are numbered from 0")
+    # counted before any layer is changed: what two layers share must not lose heads in both
     layer_counts = Counter(module for layer in layers.values() for module in layer.modules())
     for name, heads in removed.items():
         remaining = [head for head in range(layers[name].heads) if head not in heads]
@@ -129,6 +132,7 @@ def _copy_shared(layer: MultiHeadLayer, layer_counts: Counter[nn.Module]) -> Non
     for parent in list(layer.modules()):
         for name, child in parent.named_children():
             if isinstance(child, PerHeadTensors) and child.differs_by_head and layer_counts[child] > 1:
+                # the copy belongs to this layer alone, which loses heads of it
                 setattr(parent, name, copy.deepcopy(child))
 
 
@@ -167,6 +171,7 @@ def add_heads(earlier: RemovedHeads, removed: RemovedHeads) -> dict[str, tuple[i
     total = {name: tuple(heads) for name, heads in earlier.items()}
     for name, heads in removed.items():
         gone = total.get(name, ())
+        # entry n is the first number of the head that is number n by now
         remaining = [head for head in range(max(heads, default=0) + len(gone) + 1) if head not in gone]
         total[name] = tuple(sorted({*gone, *(remaining[head] for head in heads)}))
     return total
@@ -229,7 +234,9 @@ class HardConcreteGates(nn.Module, TracksProgress, AddsPenalty, OwnLearningRate)
         """The gate of each head: those drawn for this step in training mode, else the fixed ones."""
         logits: Tensor = self.log_alpha
         if self.training:
+            # log u - log(1 - u) + log_alpha, the logistic noise of the concrete distribution
             logits = (torch.logit(self.noise) + logits) / TEMPERATURE
+        # stretched beyond 0 and 1 and clipped, so that a gate is exactly closed or open with some probability
         gates = ((1 + 2 * STRETCH) * logits.sigmoid() - STRETCH).clamp(0, 1)
         return gates.repeat_interleave(self.group)
 
@@ -273,6 +280,7 @@ def fold_gates(model: nn.Module) -> GatesRecord:
             layer.head_gates = None
             gates.eval()
             for projection in layer.output_projections():
+                # a gate of a head is a factor of the columns that read it
                 projection.weight *= gates.values().repeat_interleave(projection.in_features // layer.heads)
             log_alpha[name] = gates.log_alpha.repeat_interleave(gates.group).tolist()
     return GatesRecord(log_alpha=log_alpha)

@@ -67,6 +67,7 @@ class HeadGroupNorm(PerHeadTensors):
         self.bias = nn.Parameter(torch.zeros(heads * value_dim)) if bias else None
 
     def forward(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b h l f"]:
+        # channels of adjacent heads must be adjacent to be normalized together
         by_token = y.transpose(1, 2)
         grouped = by_token.unflatten(2, (self.groups, -1)).flatten(3)  # type: ignore[no-untyped-call]
         if self.centred:
@@ -85,6 +86,7 @@ class HeadGroupNorm(PerHeadTensors):
         for name in ("weight", "bias"):
             if getattr(self, name) is not None:
                 select_entries(self, name, head_channels(selection.heads, self.value_dim), 0)
+        # heads can be removed only where every head is a group, which `couples_heads` tells
         self.heads = self.groups = len(selection.heads)
 
     def extra_repr(self) -> str:

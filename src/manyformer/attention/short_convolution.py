@@ -54,9 +54,11 @@ class ShortConvolution(nn.Module):
         if state is not None:
             rows = []
         else:
+            # rows of one document each are convolved part by part, without joining queries, keys and values
             rows = [one_document_rows(part, positions) for part in parts]
         complete_rows = [part for part in rows if part is not None]
         if complete_rows:
+            # depthwise: every channel has a filter of its own, so that parts are independent
             part_weights = torch.split(weight, widths, 1)
             convolved = [
                 convolve_rows(part, part_weight, causal=True) for part, part_weight in zip(complete_rows, part_weights)

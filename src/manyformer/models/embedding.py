@@ -126,6 +126,7 @@ def positions_of(
     if segments is None:
         current = torch.where(start_tail.segment_ids == UNSTARTED_SEGMENT, 0, start_tail.segment_ids)
         segments = current[:, None].expand(batch, length)
+        # the tokens continue their documents, of which none becomes another one
         aligned = start_tail.aligned
     else:
         aligned = _is_aligned(segments, start_tail)
@@ -156,18 +157,22 @@ def _count_positions(segment_ids: Int[Tensor, "b l"], start_tail: StreamTail) ->
     """Positions as the number of tokens since the last change of segment, not counting padding; and the next tail."""
     valid = segment_ids != PADDING_SEGMENT
     column = torch.arange(segment_ids.shape[1], device=segment_ids.device)
+    # the column of the last token so far, up to and with each column, -1 for none
     last = torch.where(valid, column, -1).cummax(1).values
+    # the same before each column, so that padding between tokens separates nothing
     earlier = torch.cat([torch.full_like(last[:, :1], -1), last[:, :-1]], dim=1)
     previous = torch.where(earlier < 0, start_tail.segment_ids[:, None], segment_ids.gather(1, earlier.clamp(min=0)))
     starts = valid & (segment_ids != previous)
     count = valid.cumsum(1)
+    # the number of tokens before the current document, -1 while it is the one of the tail
     base = torch.where(starts, count - 1, -1).cummax(1).values
     position_ids = torch.where(base < 0, start_tail.position_ids[:, None] + count, count - 1 - base)
+    # a row without a token in this call keeps the place it had
     final = last[:, -1:]
     end_position = torch.where(final < 0, start_tail.position_ids[:, None], position_ids.gather(1, final.clamp(min=0)))
     end_segment = torch.where(final < 0, start_tail.segment_ids[:, None], segment_ids.gather(1, final.clamp(min=0)))
-    # padding before the first token has no position; 0 avoids the invalid table index -1
     columns = start_tail.columns + segment_ids.shape[1]
+    # padding before the first token has no position; 0 avoids the invalid table index -1
     return position_ids.clamp(min=0), StreamTail(end_position[:, 0], end_segment[:, 0], None, columns)
 
 
@@ -259,6 +264,7 @@ class TokenEmbedding(SourceEmbedding):
     def forward(self, tokens: Int[Tensor, "b l"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         if self.tables > 1:
             check_token_range(tokens, self.vocab)
+            # the tables lie one below the other in one matrix
             tokens = tokens + (positions.position_ids - 1) % self.tables * self.vocab
         try:
             x = self.token(tokens)

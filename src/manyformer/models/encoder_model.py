@@ -46,6 +46,7 @@ class EncoderModel(Model[B]):
         self.head = head
         self.max_length = max_length_of(embed, body)
         masks = tuple(kernel.cache_mask for kernel in named_kernels(body).values())
+        # the role of summaries is the model's own, which no caller gives
         self.uses_roles = any_node(masks, lambda part: isinstance(part, WithRole) and part.role != SUMMARY_ROLE)
         has_part_summaries = isinstance(self.summary_tokens, PartSummaries)
         has_types = embed.types is not None
@@ -88,6 +89,7 @@ class EncoderModel(Model[B]):
         """
         positions, _ = positions_of(tokens, segments, None, layout)
         self.check_length(tokens.shape[1])
+        # refused rather than ignored: a caller who gives them expects an effect
         for name, ids, is_used in (("roles", roles, self.uses_roles), ("parts", parts, self.uses_parts)):
             if ids is not None and not is_used:
                 raise UserError(f"this model does not use the {name} of tokens; leave them out")
@@ -238,5 +240,6 @@ def select_targets(
     if places is None:
         scored = targets != IGNORE_INDEX
         return LayerOutput(hidden.y[scored], hidden.state, hidden.loss), targets[scored]
+    # as many as the batch says, so that a GPU need not be asked
     y = hidden.y.flatten(0, 1).index_select(0, places)
     return LayerOutput(y, hidden.state, hidden.loss), targets.flatten().index_select(0, places)

@@ -113,6 +113,7 @@ class GenerativeModel(Model[B]):
 
     def next_token(self) -> NextTokenFn:
         """The model for one new token per row, bound to its current parameters: bind again after they have changed."""
+        # dropout and hooks are those of `forward`
         if self.training or has_hooks(self):
             return self.forward_token
         return next_token_step(self.decoder_embed, self.decoder_stack, self.head, self.forward_token)
@@ -134,6 +135,7 @@ class GenerativeModel(Model[B]):
         tokens, segments, memory, targets, layout = self.decoder_input(batch)
         if self.column_span is not None:
             begin, end = self.column_span(targets.shape[1])
+            # the columns of this process, of rows that several processes divide
             targets = targets[:, begin:end].contiguous()
         return self._run_decoder(tokens, segments, memory, state, layout=layout), targets
 
@@ -141,6 +143,7 @@ class GenerativeModel(Model[B]):
         """The training loss; with a state, that of rows that continue from it."""
         if self.auxiliary is None:
             return super().loss(batch, label_smoothing=label_smoothing, state=state)
+        # the intermediate outputs of a stack are computed without a state
         if state is not None:
             raise ValueError("auxiliary losses of intermediate layers cannot be trained with a state")
         tokens, segments, memory, targets, layout = self.decoder_input(batch)
@@ -221,6 +224,7 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         if has_hooks(self):
             output: ModelOutput = self(tokens, segments, state)
             return output._replace(logits=output.logits[:, -1:])
+        # the head of one token, whose logits of a whole prompt would be the largest tensor
         hidden, state, loss = self.hidden(tokens, segments, state)
         return ModelOutput(apply_head(self.head, hidden[:, -1:]), state, loss)
 
@@ -275,6 +279,7 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
             return None
         if not uses_neighbours(self.body):
             raise ValueError("this model does not use retrieved tokens (neighbours); the recipe spalm does")
+        # padding needs some id to be embedded, and no attention sees it
         is_missing = neighbours.flatten(1) == NO_NEIGHBOUR
         flat_ids = neighbours.flatten(1).masked_fill(is_missing, 0)
         check_token_range(flat_ids, self.embed.vocab)
@@ -305,12 +310,15 @@ def next_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, forwar
 
     def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         rows, length = tokens.shape
+        # a bound step has no gradients, and is for one token of each row
         if length != 1 or not rows or torch.is_grad_enabled():
             return forward(tokens, state, memory)
         position_ids, segment_ids, start, _, aligned = state.tail
         if start is None:
+            # rows of different lengths, each at a position that only tensors know
             positions, tail = positions_of(tokens, None, state.tail)
         else:
+            # all rows are one document of equal length, whose next position the host knows
             positions = positions_at(start, rows, tokens.device)
             tail = StreamTail(position_ids, segment_ids, start + 1, start + 1, aligned)
         logits, body_state = step(embed_step(tokens, positions), Context(positions, memory), state.body)
@@ -322,6 +330,7 @@ def next_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, forwar
 def forward_layers(body: Layer, name: str) -> Iterator[str]:
     """The names of the layers in `body`, itself called `name`, that are not bound: a token calls them as modules."""
     if not is_bound(body) and (has_hooks(body) or not isinstance(body, EarlyExit)):
+        # its parts are not looked at: a layer by `forward` calls them itself
         yield name
         return
     for child_name, child in body.named_children():
@@ -355,6 +364,7 @@ class _PositionTable:
         key = (position // POSITIONS_PER_TABLE, rows, device)
         if key != self._key:
             start = key[0] * POSITIONS_PER_TABLE
+            # views of one tensor, since making a tensor takes longer than a small layer
             self._position_ids = torch.arange(start, start + POSITIONS_PER_TABLE, device=device).expand(rows, -1)
             self._segment_ids = torch.zeros((), dtype=torch.long, device=device).expand(rows, 1)
             self._key = key

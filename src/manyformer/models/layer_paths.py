@@ -47,6 +47,7 @@ class Explanation(dict[str, str]):
     def __str__(self) -> str:
         names: dict[tuple[str, ...], list[str]] = {}
         for layer in self.layers:
+            # layers that differ in nothing but their names are one block
             names.setdefault(layer[1:], []).append(layer.name)
         blocks = []
         for (kind, file, *paths), alike in names.items():
@@ -128,6 +129,7 @@ def _phase_paths(model: nn.Module, inputs: Sequence[Any]) -> _PhasePaths:
     if len(arguments) != sequences:
         return _PhasePaths(training, {}, {}, decodes=False, undecoded="the inputs are more than the tokens of a text")
     tokens = arguments[-1]
+    # all tokens but the last, which is the one more token of the step
     prompt = tokens[:, : max(1, tokens.shape[1] - 1)]
     last = tokens[:, -1:]
     state = None
@@ -159,6 +161,7 @@ def _kernel_paths(model: nn.Module, run: Callable[[], object]) -> dict[str, str]
     paths: dict[str, str] = {}
 
     def record(name: str, kernel: Kernel, _: nn.Module, arguments: tuple[KernelCall]) -> None:
+        # asked before the call, with what the kernel is called with
         paths[name] = kernel.explain(*arguments)
 
     handles = [
@@ -184,6 +187,7 @@ def _undisturbed(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 if name in buffers and buffer.shape == buffers[name].shape:
+                    # a buffer that has grown, such as a table, holds the same numbers as before and some more
                     buffer.copy_(buffers[name])
         for module, mode in modes.items():
             module.training = mode

@@ -58,6 +58,7 @@ class ObservationEmbedding(nn.Module):
             raise ValueError(f"observations {tuple(observations.shape)} must be (b, l, {expected})")
         dtype = self.observation_dtype
         if isinstance(self.space, PixelSpace):
+            # (b, l, h, w, c) to (b l, c, h, w), bytes to 0 to 1
             images = observations.flatten(0, 1).permute(0, 3, 1, 2).to(dtype) / 255
             x: Tensor = self.observation(images).view(*observations.shape[:2], self.dim)
         else:
@@ -69,6 +70,7 @@ class ObservationEmbedding(nn.Module):
         if self.continuous:
             action_inputs = previous_actions.to(dtype)
         else:
+            # no action is -1, the first entry of the table
             action_inputs = previous_actions + 1
         embedded: Tensor = x + self.action(action_inputs) + self.reward(previous_rewards.to(dtype)[..., None])
         return embedded
@@ -84,9 +86,11 @@ class ObservationEmbedding(nn.Module):
         dtype = self.observation_dtype
         if action is None or reward is None:
             return lambda observations, actions, rewards: project(observations.to(dtype))
+        # a projection of one number is a product with a vector
         reward_weight = reward.weight[:, 0]
         is_projected = isinstance(action, nn.Linear)
         table = next(action.parameters())
+        # bound in either case, and called for continuous actions alone
         project_action = bind_rows(table, None)
 
         def embed(observations: Tensor, actions: Tensor | None, rewards: Tensor | None) -> Tensor:
@@ -118,6 +122,7 @@ def _pixel_projection(space: PixelSpace, dim: int) -> nn.Sequential:
     for out_channels in PIXEL_CHANNELS:
         layers += [nn.Conv2d(channels, out_channels, 3, stride=2, padding=1), nn.ReLU()]
         channels = out_channels
+        # rounded up, as a convolution of stride 2 with padding 1 does
         height = (height + 1) // 2
         width = (width + 1) // 2
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(channels * height * width, dim))

@@ -59,6 +59,7 @@ def policy_loss(
     of the policy gradient, -A log p (Williams 1992)."""
     if acting_log_probs is None:
         return -advantages * log_probs
+    # one as long as the policy has not changed since the rollout
     ratio = (log_probs - acting_log_probs).exp()
     return -torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)
 
@@ -95,6 +96,7 @@ class PolicyActor:
     ) -> None:
         self._embed = embed.bind_step()
         self._step = bind_step(body)
+        # both heads as one product
         weights, biases = zip(*((head.weight, head.bias) for head in (policy_head, value_head)))
         self._heads = bind_rows(torch.cat(weights), torch.cat(biases))
         self._body_state = state.body
@@ -115,7 +117,9 @@ class PolicyActor:
         """The outputs for the next step of each row, which is remembered."""
         position_ids = self._next_positions(segments)
         outputs, self._body_state = self._run(position_ids, observations, segments, previous_actions, previous_rewards)
-        self._position_ids, self._segment_ids, self._columns = position_ids, segments, self._columns + 1
+        self._position_ids = position_ids
+        self._segment_ids = segments
+        self._columns += 1
         return ActorOutput(outputs[:, :-1], outputs[:, -1])
 
     @torch.no_grad()
@@ -248,6 +252,7 @@ class PolicyModel(Model[RolloutBatch]):
             raise UserError(f"loss.label_smoothing ({label_smoothing}) must be 0: a policy has no labels")
         output = self._outputs(batch)
         valid = batch.segments != PADDING_SEGMENT
+        # padding may hold any number, NaN too
         total = torch.where(valid, self._step_losses(batch, output, valid).total(batch.objective), 0.0).sum()
         return BatchLoss(total, valid.sum(), output.loss)
 
@@ -256,6 +261,7 @@ class PolicyModel(Model[RolloutBatch]):
 
         Held-out episodes are played instead, with the sums of their returns in `others`.
         """
+        # held-out episodes have no targets: their seeds are counted instead
         if isinstance(batch, EpisodesToPlay):
             zero = torch.zeros(())
             return BatchScore(zero, torch.tensor(len(batch.seeds)), zero, others=batch.score_sums(self))
@@ -276,6 +282,7 @@ class PolicyModel(Model[RolloutBatch]):
 
     def _step_losses(self, batch: RolloutBatch, output: PolicyOutput, valid: Tensor) -> StepLosses:
         """The parts of the objective of a batch with these outputs."""
+        # advantages were computed on the host, in its precision
         advantages = batch.advantages.to(output.values)
         if batch.objective.normalize_advantages:
             advantages = normalize_advantages(advantages, valid)

@@ -39,6 +39,7 @@ class StaticTail(NamedTuple):
         missing = columns - self.columns
         key_position_ids = F.pad(self.key_position_ids, (0, missing))
         key_segment_ids = F.pad(self.key_segment_ids, (0, missing), value=PADDING_SEGMENT)
+        # new columns are padding until a step writes them
         return self._replace(key_position_ids=key_position_ids, key_segment_ids=key_segment_ids)
 
 
@@ -58,6 +59,7 @@ A step writes caches in place, at a column that depends on the rest of the state
 def static_tail(tail: StreamTail, tokens: Int[Tensor, "b t"], segments: Int[Tensor, "b t"] | None) -> StaticTail:
     """The static form of a tail after these tokens, which are all so far; as many columns as tokens."""
     position_ids, segment_ids, *_ = materialize_tail(tail)
+    # rows without any token begin document 0 with the next one
     segment_ids = segment_ids.masked_fill(segment_ids == UNSTARTED_SEGMENT, 0)
     column = torch.full_like(position_ids, tokens.shape[1] - 1)
     keys, _ = positions_of(tokens, segments, None)
@@ -69,6 +71,7 @@ def static_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, posi
     """The static step of a model with these parts, for positions below the limit. Raises NotStaticError for some.
 
     The first step takes the states that layers keep otherwise, and returns the static ones."""
+    # asked before any step: a captured graph cannot change its mind
     for module in body.modules():
         if reason := getattr(module, "no_static_step", None):
             raise NotStaticError(reason)
@@ -78,6 +81,7 @@ def static_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, posi
         position_ids = tail.position_ids + 1
         column = tail.column + 1
         for ids, new in ((tail.key_position_ids, position_ids), (tail.key_segment_ids, tail.segment_ids)):
+            # in place, because a captured graph reads these very tensors at each replay
             ids.index_copy_(1, column[:1], new[:, None])
         layout = StepLayout(column, TokenPositions(tail.key_position_ids, tail.key_segment_ids), position_limit)
         positions = TokenPositions(position_ids[:, None], tail.segment_ids[:, None], layout)

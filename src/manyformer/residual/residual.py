@@ -206,6 +206,7 @@ class SigmoidTanhGate(GatedJoin):
 
     def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.branch_weight)
+        # the bias belongs to the gate alone, the candidate's half of the product has none
         bias = F.pad(-self.bias, (0, self.dim))
 
         def gate(x: Tensor, y: Tensor) -> Tensor:
@@ -260,6 +261,7 @@ def _add_product(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
 def _interpolate(x: Tensor, y: Tensor, share: Tensor) -> Tensor:
     """(1 - share) * x + share * y, in one operation unless autocast has given them different dtypes."""
     if not x.dtype == y.dtype == share.dtype:
+        # under autocast products are narrower than the stream, which fused operators refuse
         return x + share * (y - x)
     return torch.lerp(x, y, share)
 
@@ -277,6 +279,7 @@ def make_join(
 ) -> ResidualJoin | None:
     """A new join of this kind: a gate, or the sum, which is None without dropout. Raises UserError."""
     if gate == "residual":
+        # the plain sum needs no module
         if dropout:
             return AddJoin(dropout=dropout)
         return None
