@@ -387,7 +387,7 @@ def count_labels(labels: NDArray[np.int64], label_names: Sequence[str]) -> dict[
 
 
 def unused_items(splits: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int64], noun: str) -> Iterator[Finding]:
-    """What there is to tell of items that have no label, or have one and are in no split."""
+    """The findings about items that have no label, or have one and are in no split."""
     in_split = np.zeros(len(labels), dtype=bool)
     in_split[np.concatenate(list(splits.values()))] = True
     has_label = labels != NO_LABEL
@@ -396,7 +396,7 @@ def unused_items(splits: Mapping[str, NDArray[np.int64]], labels: NDArray[np.int
 
 
 def find_items(is_found: NDArray[np.bool_], noun: str, text: str) -> Iterator[Finding]:
-    """What there is to tell of these items, `text` in words that follow their number; nothing if there are none."""
+    """The finding about these items, if there are any; `text` are the words that follow their number."""
     if count := int(is_found.sum()):
         yield Finding(count, f"{plural(count, noun)} {text}", f"{noun} {int(is_found.argmax())}")
 

@@ -145,7 +145,7 @@ class RecordingConverter:
         return stored
 
     def findings(self) -> Iterator[Finding]:
-        """What there is to tell of the recordings converted so far."""
+        """The findings about the recordings converted so far."""
         for rate, tally in sorted(self._rates.items()):
             yield _resampling(tally.count, rate, self.sample_rate, tally.first)
         yield from self._changes.findings("recording", CHANGES)

@@ -17,7 +17,7 @@ from manyformer.libraries.tokenizer_rules import read_tokenizer
 
 
 class SpecialIds(NamedTuple):
-    """The ids of the special tokens of a foreign tokenizer; those that it does not have stand for the end token."""
+    """The ids of the special tokens of a tokenizer; a kind that it does not have is given the id of the end token."""
 
     pad: int
     bos: int

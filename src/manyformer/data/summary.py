@@ -63,7 +63,7 @@ class TableFindings:
     uneven: Tally = field(default_factory=Tally)
 
     def found(self) -> Iterator[Finding]:
-        """What there is to tell."""
+        """The findings of the pass."""
         if self.blank.count:
             yield Finding(self.blank.count, plural(self.blank.count, "blank line") + " left out", self.blank.first)
         if self.uneven.count:
@@ -88,7 +88,7 @@ class ChangeCounts:
         self._first.setdefault(change, location)
 
     def findings(self, noun: str, texts: Mapping[str, str]) -> Iterator[Finding]:
-        """What there is to tell, in the order of `texts`, which has the words for each change of a `noun`."""
+        """The findings in the order of `texts`, which has the words for each change of a `noun`."""
         return change_findings(self._numbers, self._first, noun, texts)
 
 

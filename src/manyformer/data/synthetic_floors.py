@@ -1,4 +1,4 @@
-"""Floors of generated tasks: the accuracy of guesses that need no model, below which a score shows nothing."""
+"""Baselines of generated tasks (floors): the accuracy of guesses without a model, below which a score shows nothing."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence

@@ -119,7 +119,7 @@ def find_columns(
     """The columns of the roles in a file, whose first records are read.
 
     A key is the setting of a role: a number, a name, or None. The last `optional` roles may be missing. With `header`
-    None the rule of `table_headers` decides whether there is one. Raises UserError for a name that the file lacks.
+    None the rule of `guess_header` decides whether there is one. Raises UserError for a name that the file lacks.
     """
     records = _first_records(path)
     # an empty file is refused by who reads it, who can say what is missing
@@ -138,25 +138,27 @@ def find_columns(
     guess = HeaderGuess.HEADER if header else HeaderGuess.ROW
     if header is None:
         guess = guess_header(first.cells, [row.cells for row in rows], roles, positions, optional)
-    cells = ", ".join(first.cells)
-    if len(cells) <= _SHOWN:
-        names = cells
-    else:
-        names = f"{cells[:_SHOWN]}..."
-    if guess is not HeaderGuess.HEADER:
-        note = f"{where}: read as a row, and may be a header ({names}): data.header=true reads it as one"
-        notes = (note,) if guess is HeaderGuess.MAYBE else ()
-        return TableColumns(_present(positions, len(first.cells), optional), has_header=False, notes=notes)
-    indices = _named_columns(first.cells, keys, roles, where, optional)
-    columns = ", ".join(
-        f"{role}: {first.cells[index]!r}"
+    if guess is HeaderGuess.HEADER:
+        indices = _named_columns(first.cells, keys, roles, where, optional)
+        remedy = "" if header else "; data.header=false reads it as a row"
+        note = f"{where}: taken as a header ({_describe_columns(first, roles, indices)}){remedy}"
+        return TableColumns(indices, has_header=True, notes=(note,))
+    notes: tuple[str, ...] = ()
+    if guess is HeaderGuess.MAYBE:
+        names = ", ".join(first.cells)
+        if len(names) > _SHOWN:
+            names = f"{names[:_SHOWN]}..."
+        notes = (f"{where}: read as a row, and may be a header ({names}): data.header=true reads it as one",)
+    return TableColumns(_present(positions, len(first.cells), optional), has_header=False, notes=notes)
+
+
+def _describe_columns(header: Record, roles: Sequence[str], indices: Sequence[int | None]) -> str:
+    """The name of the column of each role, of those that the header has."""
+    return ", ".join(
+        f"{role}: {header.cells[index]!r}"
         for role, index in zip(roles, indices)
-        if index is not None and index < len(first.cells)
+        if index is not None and index < len(header.cells)
     )
-    remedy = "; data.header=false reads it as a row"
-    if header:
-        remedy = ""
-    return TableColumns(indices, has_header=True, notes=(f"{where}: taken as a header ({columns}){remedy}",))
 
 
 def _first_records(path: Path) -> list[Record]:

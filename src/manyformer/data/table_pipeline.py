@@ -83,7 +83,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         self._encoding_tallies.setdefault((noun, fate), Tally()).add(row.location)
 
     def encoding_findings(self) -> Iterator[Finding]:
-        """What there is to tell of the rows that `add_rows` has encoded."""
+        """The findings about the rows that `add_rows` has encoded."""
         for (noun, fate), tally in self._encoding_tallies.items():
             yield Finding(tally.count, f"{plural(tally.count, noun)} {fate}", tally.first)
 
