@@ -44,6 +44,7 @@ def sum_keys(
     columns = F.pad(v, (0, 1), value=1.0)
     sums = []
     for index, document in enumerate(document_ids):
+        # one document in every row: no key has to be left out
         is_single = isinstance(key_positions.layout, ContiguousLayout)
         if is_single:
             in_document = None
@@ -78,6 +79,7 @@ def read_sums(
     matrix = sums.matrix.repeat_interleave(query_features.shape[1] // sums.matrix.shape[2], 2)
     if isinstance(query_positions.layout, ContiguousLayout) and sums.document_ids == (0,):
         return divide_by_normalizer(query_features @ matrix[:, 0], floor)
+    # documents are few: one product for each, of which a query keeps that of its own
     y = query_features.new_zeros(*query_features.shape[:3], value_dim + 1)
     for index, document in enumerate(sums.document_ids):
         in_document = (query_positions.segment_ids == document)[:, None, :, None]
@@ -102,6 +104,7 @@ def document_sums_reference(
     pairs = query_features @ key_features.mT
     if feature_scale is not None:
         scale = feature_scale.repeat_interleave(heads_per_group, 1)[:, :, None].masked_fill(~visible, -torch.inf)
+        # a query without any key has a maximum of -inf, and -inf minus -inf is nan
         max_scale = scale.detach().amax(-1, keepdim=True).clamp(min=torch.finfo(query_features.dtype).min)
         pairs = pairs * (scale - max_scale).exp()
     pairs = pairs.masked_fill(~visible, 0.0)
@@ -138,6 +141,7 @@ def _merge_sums(
 ) -> tuple[Tensor, Tensor | None]:
     if old_scale is None or new_scale is None:
         return old + new, None
+    # as in an online softmax: both sums relative to the larger scale, so that neither overflows
     max_scale = old_scale.maximum(new_scale)
     finite_scale = max_scale.masked_fill(max_scale == -torch.inf, 0.0)
     old_share, new_share = ((scale - finite_scale).exp()[..., None, None] for scale in (old_scale, new_scale))

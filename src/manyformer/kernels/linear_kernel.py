@@ -162,6 +162,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
             q, k, v = (x[:, :, :1] for x in (call.q, call.k, call.v))
             token = call.query_positions.columns(0, 1)
             with torch.no_grad():
+                # one token is enough to know the shapes of the state that the previous process will send
                 like = attend(KernelCall(q, k, v, token, token, call.position, first)).state
 
             def recur(state: State) -> tuple[Tensor, State]:
@@ -236,6 +237,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         previous = LinearState() if state is None else state
         memory = previous.memory
         if heads_per_group > 1:
+            # query heads that share a key head have memories of their own while they are computed; one of them is kept
             key_feature_values, v, memory = tree_map(
                 lambda x: x.repeat_interleave(heads_per_group, 1), (key_feature_values, v, memory)
             )
@@ -243,6 +245,7 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
         gate = None
         if self.gate_dim:
             v, gate = v.split_with_sizes([v.shape[-1] - self.gate_dim, self.gate_dim], -1)
+        # without a run and a mask the tokens are one document, which the fast forms need not separate
         run, valid, last_segment = _track_segments(call.key_positions, previous, keep_state=state is not None)
         tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, valid, run, call.v.dtype)
         y, memory, weights = self.rule(tokens, memory, form=path, chunk=self.chunk, floor=self.floor)
@@ -278,6 +281,7 @@ def _track_segments(
     if isinstance(positions.layout, ContiguousLayout):
         return None, None, segment_ids[:, -1] if keep_state else None
     if isinstance(positions.layout, StepLayout):
+        # copied, because a static step overwrites its segment ids with those of the next token
         return None, None, segment_ids[:, -1].clone() if keep_state else None
     if not keep_state and isinstance(positions.layout, PackedLayout) and _has_one_document_per_row(positions.layout):
         # padding on the right comes after all valid tokens

@@ -134,6 +134,7 @@ class DeltaRule(MemoryRule):
         assert tokens.gate is not None
         strength = torch.sigmoid(tokens.gate[..., 0])
         if tokens.valid is not None:
+            # padding corrects nothing
             strength = strength.masked_fill(~tokens.valid[:, None], 0.0)
         query_features, key_features = (
             x / x.sum(-1, keepdim=True).clamp(min=floor) for x in (tokens.query_features, tokens.key_features)
@@ -157,10 +158,14 @@ def _weighted_mean(
     floor: float,
 ) -> MemoryResult:
     """The weighted mean of values; the sum of the weights is computed as an additional value column."""
-    query_features, key_features, v, token_scale, _, valid, run, _ = tokens
+    query_features = tokens.query_features
+    key_features = tokens.key_features
+    v = tokens.v
+    valid = tokens.valid
+    run = tokens.run
     log_scale = memory.log_scale
-    if token_scale is not None:
-        scale, scale_decay, log_scale = _rescale(token_scale, valid, run, log_scale)
+    if tokens.log_scale is not None:
+        scale, scale_decay, log_scale = _rescale(tokens.log_scale, valid, run, log_scale)
         weight = scale if weight is None else weight * scale
         if decay is None:
             decay = scale_decay[..., None]
@@ -171,6 +176,7 @@ def _weighted_mean(
             weight = valid[:, None].to(v.dtype)
         else:
             weight = weight.masked_fill(~valid[:, None], 0.0)
+    # the sum of the weights is the memory of a value that is always 1
     columns = F.pad(v, (0, 1), value=1.0)
     if weight is not None:
         columns = columns * weight[..., None]
@@ -199,6 +205,7 @@ def _rescale(
     The maximum is over earlier tokens only, as in an online softmax, so that no later token can change an earlier
     output even by rounding. It cancels between numerator and denominator of every mean, so it needs no gradient.
     """
+    # the maximum is a scale, and cancels: it has no gradient
     if valid is None:
         detached = token_scale.detach()
     else:

@@ -64,6 +64,7 @@ def attention_backward(
         return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
             grad_y, q, k, v, y, lse, 0.0, causal, attn_mask=bias, scale=scale
         )
+    # the gradient of a softmax: weights times (their own gradient minus its mean under the weights), which is dy . y
     delta = (grad_y * y).sum(-1)
     grad_q = torch.zeros_like(q)
     grad_k = torch.zeros_like(k)
@@ -71,6 +72,7 @@ def attention_backward(
     for begin in range(0, q.shape[2], BLOCK):
         rows = slice(begin, begin + BLOCK)
         scores = _scores(q, k, bias, begin, scale=scale, causal=causal)
+        # weights over all keys, as `lse` is: those of the keys here need not sum to 1
         weights = (scores - lse[:, :, rows, None]).exp().to(v.dtype)
         grad_scores = weights * (grad_y[:, :, rows] @ v.mT - delta[:, :, rows, None]) * scale
         grad_v += weights.mT @ grad_y[:, :, rows]
@@ -83,6 +85,7 @@ def merge_lse(
     y: Float[Tensor, "*n f"], lse: Float[Tensor, "*n"], new_y: Float[Tensor, "*n f"], new_lse: Float[Tensor, "*n"]
 ) -> None:
     """Merge `new_y` and `new_lse`, attention over other keys, into `y` and `lse` in place; -inf stands for no key."""
+    # each output is a mean under its own keys; its share of the whole is the exponential of what its lse lacks
     merged_lse = torch.logaddexp(lse, new_lse)
     # -inf minus -inf where neither side has a visible key
     old_share, new_share = ((x - merged_lse).exp().nan_to_num(0.0)[..., None].to(y.dtype) for x in (lse, new_lse))

@@ -64,6 +64,8 @@ def band_weighted_sum_transposed(
 ) -> Float[Tensor, "b h s f"]:
     """For each key the weighted sum of its queries' x."""
     products = _scatter_to_blocks(weights, band).mT @ split_into_blocks(x, band)
+    # windows of neighboring blocks overlap: pieces of a block's length are added to the rows of keys that they belong
+    # to
     num_pieces = -(-band.window_size // BLOCK)
     rows = products.new_zeros(*products.shape[:2], band.num_blocks + num_pieces - 1, BLOCK, products.shape[-1])
     for piece in range(num_pieces):
@@ -71,6 +73,7 @@ def band_weighted_sum_transposed(
         rows[:, :, piece : piece + band.num_blocks, : piece_products.shape[3]] += piece_products
     # row 0 is key `first_offset`
     padded = rows.flatten(2, 3)
+    # negative padding drops rows of keys that do not exist
     left = band.first_offset
     right = band.num_keys - band.first_offset - padded.shape[2]
     return F.pad(padded, (0, 0, left, right))
@@ -93,6 +96,7 @@ def gather_windows(y: Float[Tensor, "b h s f"], band: DiagonalBand) -> Float[Ten
 def _diagonal_view(pairs: Float[Tensor, "b h n c s"], band: DiagonalBand) -> Float[Tensor, "b h n c w"]:
     """The band as a view of the rectangles, shifted by one column to the right per row."""
     pairs = pairs.contiguous()
+    # the band of query i begins i columns further to the right in its rectangle
     strides = (*pairs.stride()[:3], pairs.shape[4] + 1, 1)
     return pairs.as_strided((*pairs.shape[:4], band.width), strides)
 

@@ -81,10 +81,12 @@ def order_into_blocks(
     else:
         tokens = chosen.nonzero()[:, 0]
     if period is not None:
+        # stable sorts from the least to the most significant key: document, then residue, then position
         tokens = tokens[positions.position_ids[tokens].argsort(stable=True)]
         tokens = tokens[(positions.position_ids[tokens] % period).argsort(stable=True)]
         tokens = tokens[positions.segment_ids[tokens].argsort(stable=True)]
     count = len(tokens)
+    # fewer tokens than a block are one block of their own size, not a padded one
     size = max(min(size, count), 1)
     index = torch.cat([tokens, tokens[-1:].expand(-count % size)]).view(-1, size)
     return BlockOrder(index, count, is_identity=period is None and count == length)
@@ -101,6 +103,7 @@ def block_bounds(positions: TokenPositions, index: Int[Tensor, "n c"], periods: 
 
 def cover_blocks(mask: Mask, q: TokenBounds, k: TokenBounds) -> BlockCover:
     """All block pairs that `mask` does not exclude, searched from coarse to fine in time linear in their number."""
+    # from fine to coarse; refined in the opposite order, where most groups are excluded at once
     levels = [(q, k)]
     while max(len(q.first), len(k.first)) > COARSENING:
         q = _coarsen(q)
@@ -115,6 +118,7 @@ def cover_blocks(mask: Mask, q: TokenBounds, k: TokenBounds) -> BlockCover:
         any_visible = mask.bounds(q.select(rows), k.select(columns)).any_visible
         rows = rows[any_visible]
         columns = columns[any_visible]
+    # refining leaves pairs in the order of groups; calls need them row by row
     order = (rows * len(k.first) + columns).argsort()
     rows = rows[order]
     columns = columns[order]
@@ -125,6 +129,7 @@ def group_rows(cover: BlockCover, rows: int) -> list[BlockRowGroup]:
     """Group the rows of a cover that have visible keys into calls."""
     groups = list(_group_by_key_count(cover, rows))
     to_gather = sorted((group for group in groups if group.needs_gather), key=lambda group: -group.columns.shape[1])
+    # views need no copies, and masks are of a group's own shape: only gathered full blocks may share a padded call
     merged = [group for group in groups if not group.needs_gather]
     while to_gather:
         joined, to_gather = _merge_padded(to_gather)
@@ -136,6 +141,7 @@ def _group_by_key_count(cover: BlockCover, rows: int) -> Iterator[BlockRowGroup]
     """Groups of rows with equally many key blocks."""
     kinds = _row_kinds(cover, rows)
     for kind in sorted(set(kinds.tolist())):
+        # kinds are twice the number of key blocks, plus 1 for a mask: below 2 a row has no key
         if kind < 2:
             continue
         members = (kinds == kind).nonzero()[:, 0]
@@ -192,6 +198,8 @@ def reachable_tokens(
 ) -> tuple[Bool[Tensor, " l"], Bool[Tensor, " s"]]:
     """Masks of the queries that may attend to some key and of the keys that some query may attend to."""
 
+    # each token against the bounds of all tokens of the other side: linear in length, and never wrong about a hidden
+    # one
     def of_each_and_all(positions: TokenPositions) -> list[TokenBounds]:
         tokens = torch.arange(positions.position_ids.shape[0])
         return [block_bounds(positions, index, mask.periods) for index in (tokens[:, None], tokens[None])]
@@ -251,6 +259,7 @@ def _row_step(rows: Tensor, columns: Tensor) -> int | None:
     offsets = torch.arange(columns.shape[1])
     if not ((rows - rows[0] == torch.arange(len(rows))).all() and (columns - columns[:, :1] == offsets).all()):
         return None
+    # step 1 is a window that moves with the queries, step 0 keys that all queries see, such as global ones
     for step in (1, 0):
         if (columns[:, 0] - columns[0, 0] == step * (rows - rows[0])).all():
             return step

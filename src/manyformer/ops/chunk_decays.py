@@ -58,6 +58,7 @@ def sum_decays(decay: Float[Tensor, "*b c #r"]) -> ChunkDecays:
 class _SumDecays(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # coarse sums stay exact only while a chunk's sum fits the digits that `_step` leaves
         parts = split_decays(decay.clamp(min=-total_decay(decay.dtype)))
         coarse, fine = (sum_along_tokens(part) for part in parts)
         leaving = (coarse[..., -1:, :] - coarse).add_(fine[..., -1:, :] - fine).exp_()
@@ -84,6 +85,7 @@ def gradient_of_decays(dsums: Float[Tensor, "*b c r"], dleaving: Float[Tensor, "
 def split_decays(decay: Float[Tensor, "*b c r"]) -> tuple[Float[Tensor, "*b c r"], Float[Tensor, "*b c r"]]:
     """Decays as multiples of the step of a chunk, and the rest, without an error."""
     step = _step(decay.shape[-2], decay.dtype)
+    # the step is a power of two: scaling is exact, and so is the difference
     coarse = (decay * (1 / step)).round_().mul_(step)
     return coarse, decay - coarse
 
@@ -108,6 +110,7 @@ def sum_along_tokens(x: Float[Tensor, "*b c r"], *, reverse: bool = False) -> Fl
 
 def _step(length: int, dtype: torch.dtype) -> float:
     """The least power of two of which the sum of so many total decays is an exact multiple."""
+    # the number of binary digits of the type, 24 in float32
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
     return float(2.0 ** (math.ceil(math.log2(total_decay(dtype) * length)) - digits))
 
@@ -191,6 +194,7 @@ def halved_pairs(
 
     Log decays are at most 0, and -inf is total."""
     length = rows.shape[-2]
+    # halving needs a power of two; rows of zeros at the end meet no other pair
     missing = (1 << (length - 1).bit_length()) - length
     if missing:
         rows, columns, decay = (F.pad(x, (0, 0, 0, missing)) for x in (rows, columns, decay))
@@ -216,6 +220,8 @@ def _halves(x: Float[Tensor, "*b c r"], size: int) -> tuple[Float[Tensor, "*b n 
 
 
 def _take_halves(rows: Tensor, columns: Tensor, decay: Tensor, size: int, lag: int) -> _Halves:
+    # i in a second half, j in the first one: what lies between them is split at the middle, so no sum has a negative
+    # part
     earlier, later = _halves(decay, size)
     # up to the row, or the token before it
     to_rows = sum_along_tokens(later if not lag else F.pad(later[..., :-1, :], (0, 0, 1, 0)))
@@ -331,6 +337,7 @@ class DecayedChunks(NamedTuple):
         self, rows: Float[Tensor, "b h n c r"], columns: Float[Tensor, "b h n c r"]
     ) -> Float[Tensor, "b h n c c"]:
         """The decayed products of each reader with all keys up to its token, of the same document."""
+        # the table holds zeros above the diagonal; without it they have to be set
         pairs = self.system(rows, columns)
         if self.table is None:
             return pairs.tril()
@@ -350,6 +357,7 @@ class DecayedChunks(NamedTuple):
 
     def pair_blocks(self) -> PairBlocks:
         """All pairs of queries and early readers with keys and u, in one product, faster than four small ones."""
+        # (b h n 2 c r): queries and early readers, and keys and u
         rows = torch.stack(list(self.rows), 3)
         columns = torch.stack(list(self.columns), 3)
         length = rows.shape[-2]
@@ -363,6 +371,7 @@ class DecayedChunks(NamedTuple):
                 for column in (0, 1)
             ]
             blocks = torch.stack(pairs, 3).unflatten(3, (2, 2)).transpose(4, 5)  # type: ignore[no-untyped-call]
+        # queries see their own token; w reads the memory before it
         visible = blocks.new_ones(length, length).tril()
         earlier = visible.tril(-1)
         factors = torch.stack([visible, -visible, earlier, earlier]).view(2, 2, length, length).transpose(1, 2)
@@ -386,6 +395,7 @@ def decayed_chunks(
     rows = [*readers, *early_readers]
     if decay is None:
         chunks = DecayedChunks(rows, rows, keys)
+    # decays of channels cannot be one table of pairs: they scale the features themselves
     elif decay.shape[-1] > 1 and not is_exact:
         scales = scale_by_decays(decay, readers, keys, early_readers)
         rows = [*scales.readers, *scales.early_readers]
@@ -406,6 +416,7 @@ def decayed_chunks(
 def _separate_documents(chunks: DecayedChunks, runs: Int[Tensor, "b 1 n c"]) -> DecayedChunks:
     # the memory at the start of a chunk belongs to the last run of the previous chunk
     previous = F.pad(runs[:, :, :-1, -1:], (0, 0, 1, 0))
+    # what leaves a chunk is of the last token's document alone, as only that one can go on
     last = runs[..., -1:]
     dtype = chunks.rows[0].dtype
     same = (runs[..., :, None] == runs[..., None, :]).tril().to(dtype)

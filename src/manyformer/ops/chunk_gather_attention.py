@@ -90,12 +90,14 @@ class _ChunkGatherAttention(torch.autograd.Function):
         saves_weights = any(ctx.needs_input_grad) and visibility.num_pairs <= MAX_SAVED_WEIGHTS
         runner = _RoundRunner(q, k, v, visibility, scale, SavedRounds([], []) if saves_weights else None)
         with autocast_disabled(q.device):
+            # lazily: a round's slots are freed before those of the next one are made
             results = (runner.forward(round_index) for round_index in runner.round_indices)
             y, lse = next(results, (torch.zeros_like(v), q.new_full(q.shape[:1], -torch.inf)))
             round_lses = [lse.clone()]
             for round_y, round_lse in results:
                 attention_with_lse.merge_lse(y, lse, round_y, round_lse)
                 round_lses.append(round_lse)
+        # a token without another one in reach sees itself: its output is its own value
         isolated = lse == -torch.inf
         torch.where(isolated[:, None], v, y, out=y)
         slots, saved_weights = ([], []) if runner.saved is None else runner.saved
@@ -173,6 +175,7 @@ class _RoundRunner:
             slot_lse[chunk_slice] = tile_softmax.log_sum_exps(call, scores, tile_weights)
             if self.saved is not None:
                 self.saved.weights.append(tile_weights)
+        # where all pairs are excluded, finite penalties leave a softmax of garbage: its sum says so
         lse.masked_fill_(lse < MASK_BIAS / 2, -torch.inf)
         return y.index_select(0, chunks.slot), lse.index_select(0, chunks.slot)
 
@@ -191,6 +194,7 @@ class _RoundRunner:
         slot_delta = _gather_slots(delta, chunks.tokens).mul_(shares)[..., None]
         # extra chunks on both sides, and one for padding's slot
         count, size = chunks.tokens.shape
+        # window w of keys begins w chunks into the frame: gradients of keys are added at the same places
         num_framed = lookback + count + max(self.visibility.lookahead, 1)
         totals = [x.new_empty(num_framed, size, x.shape[-1]) for x in (q, k, v)]
         for total in totals:
@@ -297,6 +301,7 @@ class _RoundMaskBias:
         framed = _pad_chunks(self._chunks, self._visibility)
         queries = _gather_slots(query_values, self._chunks.tokens)
         keys = _gather_slots(key_values, framed)
+        # far from the marks of all tokens and from each other, so that empty slots never meet
         queries.masked_fill_(self._chunks.tokens < 0, EMPTY_QUERY_MARK)
         return queries, _window_view(keys.masked_fill_(framed < 0, EMPTY_KEY_MARK), self._visibility)
 
@@ -313,6 +318,7 @@ def _pad_chunks(chunks: BucketChunks, visibility: ChunkVisibility) -> Int[Tensor
 
 def _window_view(x: Shaped[Tensor, "k m *e"], visibility: ChunkVisibility) -> Shaped[Tensor, "c s *e"]:
     """The window of each chunk, as overlapping views of the padded chunks."""
+    # a window is a run of adjacent chunks: consecutive windows overlap in memory, nothing is copied
     count = len(x) - visibility.window_chunks + 1
     width = visibility.window_chunks * x.shape[1]
     return x.as_strided((count, width, *x.shape[2:]), x.stride())

@@ -64,12 +64,15 @@ class _ClippedDistanceAttention(torch.autograd.Function):
         distances: ClippedDistances,
         scale: float,
     ) -> Tensor:
+        # near keys have terms of their own and are computed in a band; far keys share one term, which shifts the log-
+        # sum-exp of an ordinary attention to them
         band = _band(q, k, distances)
         sides = _far_sides(q, k, distances)
         far_results = [_far_attention(q, k, v, side, scale) for side in sides]
         shifted_lses = [lse + terms[..., -side.reversed] for (_, lse), side in zip(far_results, sides)]
         near_scores = bands.band_products(q * scale, k, band).to(terms.dtype) + terms[..., 1 : 1 + band.width]
         near_scores.masked_fill_(~band.valid_keys(q.device), -torch.inf)
+        # over all keys: the share of each side in a query's weights follows from it
         lse = torch.stack([near_scores.logsumexp(-1), *shifted_lses]).logsumexp(0)
         far_masses = ((far_lse - lse).exp()[..., None] for far_lse in shifted_lses)
         masses = [near_scores.sub_(lse[..., None]).exp_(), *far_masses]
@@ -115,6 +118,7 @@ class _ClippedDistanceAttention(torch.autograd.Function):
             grad_far_terms = [
                 _far_term_gradient(grad_y, far_y, values, mass, delta) for far_y, mass in zip(far_ys, masses[2:])
             ]
+            # gradients of the scores of a softmax sum to 0 over all keys, and therefore over all terms
             grad_first_term = -grad_scores.sum(-1, keepdim=True) - sum(grad_far_terms)
             grad_terms = _join_rows([grad_scores, grad_first_term, *grad_far_terms]).sum_to_size(terms.shape)
         if values is not None and ctx.needs_input_grad[4]:
@@ -138,6 +142,7 @@ def _join_rows(parts: list[Tensor]) -> Float[Tensor, "b h l r"]:
 
 
 def _band(q: Tensor, k: Tensor, distances: ClippedDistances) -> DiagonalBand:
+    # distances strictly between the two clipped ends
     width = distances.back + (0 if distances.causal else distances.ahead - 1)
     return DiagonalBand(distances.offset - distances.back + 1, width, q.shape[2], k.shape[2])
 
@@ -151,6 +156,8 @@ def _far_sides(q: Tensor, k: Tensor, distances: ClippedDistances) -> list[FarKey
 
 def _visible_ranges(length: int, start: int) -> Iterator[tuple[slice, slice, bool]]:
     """Query slice, key slice and causality of the calls that together show query i the keys up to i + `start`."""
+    # the first `start` keys are seen by every query; of those after them each query sees one more than the one before
+    # it
     if start > 0:
         yield slice(0, length), slice(0, start), False
     if length + start > 0:

@@ -130,6 +130,7 @@ class _BlockProduct(torch.autograd.Function):
             grad_x = grad @ weight.index_select(0, experts)
         grad_weight = None
         if ctx.needs_input_grad[1]:
+            # several blocks may be of one expert
             grad_weight = torch.zeros_like(weight).index_add_(0, experts, grad.mT @ x)
         return grad_x, grad_weight, None
 
@@ -161,6 +162,7 @@ def dispatch_reference(
     num_experts: int,
 ) -> Float[Tensor, "n d"]:
     """The definition: all experts process all tokens, and weights of 0 remove what was not chosen."""
+    # column 0 takes the weights of NO_EXPERT, which is -1
     dense_weights = weights.new_zeros(len(x), num_experts + 1).scatter_add(1, experts + 1, weights)[:, 1:]
     counts = [[len(x) if number == expert else 0 for number in range(num_experts)] for expert in range(num_experts)]
     outputs = torch.stack([run_experts(x, CountedGroups(count)) for count in counts])
@@ -198,6 +200,7 @@ def dispatch_by_counts(
 ) -> Float[Tensor, "n d"]:
     """One matrix product for each expert, with numbers of tokens that the host reads."""
     assigned = experts.flatten()
+    # NO_EXPERT is -1 and is counted and sorted first
     not_run, *counts = torch.bincount(assigned + 1, minlength=num_experts + 1).tolist()
     order = assigned.argsort(stable=True)[not_run:]
     tokens = order // experts.shape[1]
@@ -233,6 +236,8 @@ def dispatch_in_blocks(
     With no more assignments than experts, as in decoding, each is a block."""
     assigned = experts.flatten()
     pairs = len(assigned)
+    # of mean size: an expert with n tokens has at most n / size + 1 blocks, which bounds their sum without reading
+    # counts
     size = -(-len(assigned) // num_experts)
     blocks = min(pairs, (pairs + num_experts * (size - 1)) // size)
     # what is not carried out is sorted last, and has no slot
@@ -241,6 +246,7 @@ def dispatch_in_blocks(
     counts = count_values(keys, num_experts + 1)
     block_ends = ((counts[:-1] + size - 1) // size).cumsum(0)
     block_experts = torch.searchsorted(block_ends, torch.arange(blocks, device=x.device), right=True)
+    # the place of each assignment among those of its expert
     rank = torch.arange(pairs, device=x.device) - (counts.cumsum(0) - counts)[sorted_keys]
     first_slots = F.pad(block_ends * size, (1, 0))[sorted_keys]
     slots = torch.where(sorted_keys < num_experts, first_slots + rank, blocks * size)
@@ -258,6 +264,7 @@ def _weighted_sum(
 ) -> Float[Tensor, "n d"]:
     """The sum of each token's results, which are at these places for all choices of a token one after another."""
     results = y.index_select(0, places).view(*experts.shape, -1)
+    # a sum over an axis, not index_add: its order, and so its rounding, is the same on every device
     weighted = results * weights[..., None].to(y.dtype)
     return torch.where((experts != NO_EXPERT)[..., None], weighted, 0.0).sum(1)
 
@@ -275,6 +282,7 @@ def drop_overflow(
     groups = owners * (num_experts + 1) + experts.flatten() + 1
     order = groups.argsort(stable=True)
     sorted_groups = groups[order]
+    # the first assignment of the same expert and document
     first = torch.searchsorted(sorted_groups, sorted_groups)
     ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - first)
     capacity = ceil_shares(exact_share(factor) * per_token / num_experts, count_values(documents, len(documents)))

@@ -61,6 +61,7 @@ def fla_refusal(device: torch.device, dtype: torch.dtype, key_dim: int, *, has_d
         return f"fla-core computes in bfloat16 and float16, not {str(dtype).removeprefix('torch.')}"
     if key_dim > MAX_KEY_DIM:
         return f"fla-core serves keys of at most {MAX_KEY_DIM} channels, not {key_dim}"
+    # without gradients the forward kernels are right there as well
     if has_decay_per_head and torch.is_grad_enabled() and _has_wrong_head_decay_gradients(device):
         return "fla-core has no right gradients of decays per head here: with Triton 3.7.1 or tilelang it has"
     return None
@@ -133,6 +134,7 @@ def chunked(
     starts = None if run is None else document_starts(run)
     initial = None if memory is None else memory.float()
     if starts is not None:
+        # rows end to end as one row of many documents: the only form in which the package knows where documents begin
         inputs = {key: x.flatten(0, 1)[None] for key, x in inputs.items()}
         arguments["cu_seqlens"] = starts.offsets
         if initial is not None:
@@ -151,6 +153,7 @@ def document_starts(run: Int[Tensor, "b l"]) -> DocumentStarts:
     offsets = begins.flatten().nonzero()[:, 0]
     row_of_run = offsets // length
     count = begins.sum(1)
+    # run 0 continues the memory of the previous call, and only at the beginning of a row
     continues = (run.flatten()[offsets] == 0) & (offsets % length == 0)
     return DocumentStarts(
         F.pad(offsets, (0, 1), value=rows * length), continues.float(), row_of_run, count.cumsum(0) - 1

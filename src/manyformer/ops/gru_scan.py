@@ -124,8 +124,10 @@ def _steps(
             x = x + (weights[:, None] @ attention.values)[:, 0]
         gate_values = torch.baddbmm(x[..., : 2 * size], state, gates).sigmoid()
         new_state = torch.baddbmm(x[..., 2 * size :], gate_values[..., size:] * state, candidate).tanh()
+        # h = (1 - z) h + z h~, in the convention in which an update gate of 1 takes the new state
         state_out = state.lerp(new_state, gate_values[..., :size])
         if resets is not None and resets.valid is not None:
+            # padding passes the state on
             state_out = torch.where(resets.valid[i, :, None], state_out, state)
         yield _Step(state, gate_values, new_state, state_out, query, weights)
         state = state_out
@@ -198,6 +200,7 @@ class _GRUScan(torch.autograd.Function):
             state_in = states_in[:, i]
             skipped_grad = None
             if resets is not None and resets.valid is not None:
+                # rows whose step was skipped pass the gradient around it, as they did the state
                 skipped_grad = grad_state.masked_fill(resets.valid[i, :, None], 0.0)
                 grad_state = grad_state - skipped_grad
             step = gate_values[:, i], candidates[:, i]
@@ -217,6 +220,7 @@ class _GRUScan(torch.autograd.Function):
         flat_states = states_in.flatten(1, 2)
         flat_grads = grad_inputs.flatten(1, 2)
         size = state.shape[-1]
+        # one product over all steps and rows for each weight: the loop holds only what depends on the next step
         grad_gates = flat_states.mT @ flat_grads[..., : 2 * size]
         grad_candidate = (gate_values[..., size:] * states_in).flatten(1, 2).mT @ flat_grads[..., 2 * size :]
         if attention_gradient is not None:
@@ -236,9 +240,11 @@ def _backward_step(
     size = state_in.shape[-1]
     update = gate_values[..., :size]
     reset = gate_values[..., size:]
+    # through h = (1 - z) h + z h~, with tanh' = 1 - h~^2
     grad_new = grad_state * update
     torch.addcmul(grad_new, grad_new * candidate_values, candidate_values, value=-1, out=grad_inputs[..., 2 * size :])
     grad_reset_state = grad_inputs[..., 2 * size :] @ candidate.mT
+    # g - g^2, the derivative of a sigmoid
     gate_slopes = torch.addcmul(gate_values, gate_values, gate_values, value=-1)
     torch.mul(grad_state * (candidate_values - state_in), gate_slopes[..., :size], out=grad_inputs[..., :size])
     torch.mul(grad_reset_state * state_in, gate_slopes[..., size:], out=grad_inputs[..., size : 2 * size])
@@ -266,6 +272,7 @@ class _AttentionGradient:
         grad_score = (attention.values @ grad_inputs[:, :, None])[..., 0]
         if self.weight_grads is not None:
             grad_score = grad_score + self.weight_grads[i]
+        # softmax backward
         grad_score = weights * (grad_score - (weights * grad_score).sum(-1, keepdim=True))
         pairs = _pair_features(attention, self.queries[i], self.scratch)
         self.grad_energy += pairs.flatten(0, 1).mT @ grad_score.flatten()

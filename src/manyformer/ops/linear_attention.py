@@ -38,6 +38,7 @@ def quadratic(
         last_visible = visible[..., -1, :, None].to(v.dtype)
         return pairs @ v, c.mT @ (v * last_visible), pairs
     factors = _segment_factors(decay)
+    # what is left of each token after the last one: of the last token's document alone, as only that one can go on
     left = factors[..., -1, :, :] * visible[..., -1, :, None]
     if decay.shape[-1] > 1:
         pairs = torch.einsum("...id,...ijd,...jd->...ij", a, factors, c).masked_fill(~visible, 0.0)
@@ -49,6 +50,8 @@ def quadratic(
 def _segment_factors(decay: Float[Tensor, "b h l r"]) -> Float[Tensor, "b h l l r"]:
     """The product of the decays after token j up to token i, for all pairs (i, j); 1 where j is not before i."""
     after = torch.ones(decay.shape[2], decay.shape[2], dtype=torch.bool, device=decay.device).tril(-1)
+    # summed for each pair anew, never as a difference of two sums: this is the definition that other forms are tested
+    # by
     segments = decay[..., :, None, :].where(after[..., None], 0.0)
     return segments.cumsum(2).exp()
 
@@ -73,14 +76,11 @@ def chunked(
     length = a.shape[2]
     chunk = min(chunk, length)
     if padding := -length % chunk:
+        # zeros decay by exp(0) and add nothing: they leave the memory as it is
         a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (a, c, v))
-        if decay is None:
-            decay = None
-        else:
+        if decay is not None:
             decay = torch.nn.functional.pad(decay, (0, 0, 0, padding))
-        if run is None:
-            run = None
-        else:
+        if run is not None:
             run = torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
     memory = zero_memory(c, v) if memory is None else memory
     scalar_decay = None if decay is None else decay[..., 0]
@@ -106,6 +106,7 @@ class _DivideByNormalizer(torch.autograd.Function):
         divisor = y[..., -1:]
         is_small = divisor.abs() < floor
         divisor = torch.where(is_small, torch.full_like(divisor, floor).copysign(divisor), divisor)
+        # the output projection reads all heads of a token one after another
         result = torch.empty_like(y[..., :-1].transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         _divide_into(result, y[..., :-1], divisor)
         ctx.save_for_backward(result, divisor, is_small)
@@ -115,6 +116,7 @@ class _DivideByNormalizer(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor, None]:
         result, divisor, is_small = ctx.saved_tensors
+        # with y = n / s: dn = dy / s and ds = -(dy . y) / s, both written to the columns of one tensor
         grad_y = grad_result.new_empty(*grad_result.shape[:-1], grad_result.shape[-1] + 1)
         _divide_into(grad_y[..., :-1], grad_result, divisor)
         grad_sum = (grad_result * result).sum(-1, keepdim=True).neg_().masked_fill_(is_small, 0.0)
@@ -172,6 +174,7 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         a, c, v, decay, run, memory, chunk = inputs
         gates = _chunk_gates(decay, run, chunk, a)
         A, C, V = (x.unflatten(2, (-1, chunk)) for x in (a, c, v))
+        # (b h n r f): what each chunk adds to the memory after it, turned in place into the memory before it
         chunk_sums = C.mT @ _apply_gate(V, gates.leave)
         memories, last = _sum_over_chunks(chunk_sums, memory, gates, range(chunk_sums.shape[2]))
         pairs = _apply_pair_gate(A @ C.mT, gates)
@@ -191,6 +194,8 @@ class _ChunkedLinearAttention(torch.autograd.Function):
             dlast = torch.zeros_like(memories[:, :, 0])
         gates = _chunk_gates(decay, run, ctx.chunk, a)
         A, C, V, dY = (x.unflatten(2, (-1, ctx.chunk)) for x in (a, c, v, dy))
+        # backward through the memories is the same sum over chunks in reverse order, with the gradients of those after
+        # them
         entered = _apply_gate(dY, gates.enter)
         order = reversed(range(memories.shape[2]))
         grad_memories, dmemory = _sum_over_chunks(A.mT @ entered, dlast, gates, order)
@@ -206,6 +211,8 @@ class _ChunkedLinearAttention(torch.autograd.Function):
             dsums += (A * da).sum(-1, keepdim=True)
         da = _add_product(dpairs, C, da).flatten(2, 3)
         dc = _apply_gate(V, gates.leave) @ grad_memories.mT
+        # the gradient of a factor exp(s) with respect to s is the factor times its own gradient, which c . dc already
+        # holds
         dleaving = None
         if dsums is not None:
             dleaving = (C * dc).sum(-1, keepdim=True)

@@ -60,10 +60,12 @@ def recurrent(
     current = 0
     for i in range(q.shape[2]):
         if run is not None:
+            # run 0 continues from the memory that was given, every other one from zeros
             same = run[:, i] == (run[:, i - 1] if i else current)
             memory = memory.where(same[:, None, None, None], 0.0)
         removed = None
         if removal is not None:
+            # read before the decay of the token, as RWKV-7 does
             removed = removal.u[:, :, i, :, None] * (removal.w[:, :, i, None, :] @ memory)
         if decay is not None:
             memory = memory * decay[:, :, i, :, None].exp()
@@ -95,6 +97,7 @@ def chunked(
     length = q.shape[2]
     memory = zero_memory(k, v) if memory is None else memory
     if removal is not None and decay is not None:
+        # early readers have factors of channels: one decay per token is taken for all of them
         decay = decay.expand_as(k)
     chunk, is_exact = _select_chunk(min(chunk, length), decay)
     queries, keys, values = (_split_chunks(x, chunk) for x in (q, k, v))
@@ -108,6 +111,7 @@ def chunked(
         rows, readers = chunks.rows
         entered, entered_readers = chunks.entered
         (columns,) = chunks.columns
+        # I + A with A_ij = b_i (k_i . k_j) decays: how each token's correction depends on those before it in the chunk
         system = chunks.system(readers, columns)
         query_pairs = chunks.pairs(rows, columns)
         left = chunks.leave(columns)
@@ -131,12 +135,14 @@ def chunked(
             chunks.leave(columns).mT @ values,
         )
         y, memory = compose_corrected_chunks(terms, memory)
+        # what the tokens of the chunk add themselves; `compose_corrected_chunks` knows the memory and the removals
         y = y + blocks.queries_of_keys @ values
     else:
         chunks = decayed_chunks([queries], [keys], decays, runs, is_exact=is_exact)
         (rows,) = chunks.rows
         (entered,) = chunks.entered
         (columns,) = chunks.columns
+        # without corrections a chunk's contribution does not depend on the memory before it: one sum over chunks
         memories, memory = _compose(chunks.leave(columns).mT @ values, chunks.retention, memory)
         y = chunks.pairs(rows, columns) @ values + entered @ memories
     return RecurrenceResult(y.flatten(2, 3)[:, :, :length], memory)

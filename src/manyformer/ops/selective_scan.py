@@ -79,6 +79,7 @@ def selective_scan(
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
     """The rows that are scanned together, at least one in each group."""
+    # rates are (channels, states): times tokens of a chunk, the size of what a row holds at once
     elements = max(min(chunk, x.shape[1]) * rates.numel(), 1)
     rows = max(SCAN_ELEMENTS // elements if x.device.type == "cpu" else len(x), 1)
     return [slice(first, first + rows) for first in range(0, max(len(x), 1), rows)]
@@ -110,6 +111,7 @@ class _Chunk(NamedTuple):
         dreads = (dy[..., None, :] @ self.memories)[..., 0, :]
         dwrites = ((steps * x)[..., None, :] @ dmemories)[..., 0, :]
         dwritten = (dmemories @ writes[..., None])[..., 0]
+        # d(decay) = dM_t M_(t-1) and decay = exp(step rate), so that its exponent has the gradient dM_t decay M_(t-1)
         exponents = decayed
         exponents[0] *= memory
         exponents[1:] *= self.memories[:-1]
@@ -139,9 +141,7 @@ class _Rows(NamedTuple):
     ) -> "_Rows":
         """The rows at this slice of tensors whose first axis is that of rows."""
         by_time = _ScanTokens(*(part[rows].transpose(0, 1).contiguous() for part in tokens))
-        if keep_mask is None:
-            keep_mask = None
-        else:
+        if keep_mask is not None:
             keep_mask = keep_mask[rows].mT[..., None, None]
         return cls(by_time, rates, keep_mask, chunk, scratch)
 
@@ -158,6 +158,7 @@ class _Rows(NamedTuple):
         shape = (*x.shape, writes.shape[-1])
         decay = torch.mul(steps[..., None], self.rates, out=self.scratch("decay", *shape)).exp_()
         if self.keep_mask is not None:
+            # a first token of a document keeps nothing of the memory before it
             decay *= self.keep_mask[columns]
         memories = torch.mul((steps * x)[..., None], writes[..., None, :], out=self.scratch("memories", *shape))
         for i in range(len(x)):
@@ -172,6 +173,7 @@ class _Rows(NamedTuple):
             initial.append(memory)
             part = self.chunk_at(columns, memory)
             torch.matmul(part.memories, part.tokens.reads[..., None], out=y[columns, ..., None])
+            # the buffer is overwritten by the next chunk
             memory = part.memories[-1].clone()
         return y, memory, initial
 

@@ -43,6 +43,7 @@ def compute_weights(call: TileCall, scale: float, scores: Float[Tensor, "n c s"]
     else:
         torch.baddbmm(call.bias, call.q, call.k.mT, alpha=scale, out=scores)
     for rows, num_keys in call.shorter_rows:
+        # the repeated last block of a padded row would count twice
         scores[rows, :, num_keys:] = -torch.inf
     torch.softmax(scores, -1, out=out)
     if call.rows_without_keys is not None:
@@ -60,6 +61,7 @@ def log_sum_exps(
     call: TileCall, scores: Float[Tensor, "n c s"], tile_weights: Float[Tensor, "n c s"]
 ) -> Float[Tensor, "n c"]:
     """Log-sum-exps of the scores: the largest score minus the logarithm of its weight."""
+    # w_max = exp(s_max - lse): two reductions of what exists already, instead of another pass of exponentials
     lse = scores.amax(-1) - tile_weights.amax(-1).log()
     if call.rows_without_keys is None:
         return lse
@@ -80,6 +82,7 @@ def score_gradient(
     call: TileCall, tile_weights: Float[Tensor, "n c s"], output_gradient: OutputGradient, scratch: ScratchBuffer
 ) -> Float[Tensor, "n c s"]:
     """The gradient of the scaled scores; valid until the next call."""
+    # dS = W * (dY V^T - delta), in the memory of scores that nobody needs any more
     grad_scores = torch.bmm(output_gradient.grad_y, call.v.mT, out=scratch("scores", *call.shape))
     return grad_scores.sub_(output_gradient.delta).mul_(tile_weights)
 

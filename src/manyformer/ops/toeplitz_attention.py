@@ -41,6 +41,7 @@ def toeplitz_attention(
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     index_bias = _bias_by_index_sum(bias.to(compute_dtype), back, query_offset, q.shape[2], k.shape[2])
     index_bias = _mask_negligible(index_bias, q, k, query_offset, scale)
+    # torch's kernel gives a thread a (row, head): with few rows several heads must share a call
     teams = _teams(index_bias, -(-torch.get_num_threads() // q.shape[0]))
     y: Tensor = _ToeplitzAttention.apply(q, k, v, index_bias.contiguous(), teams, scale)  # type: ignore[no-untyped-call]
     return y
@@ -67,6 +68,7 @@ class _ToeplitzAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, index_bias: Tensor, teams: list[TeamOfHeads], scale: float
     ) -> Tensor:
+        # keys in reverse order, so that the bias of (i, j) depends on i + j and is a view of a vector
         k = k.flip(2)
         v = v.flip(2)
         y = q.new_empty(*q.shape[:3], v.shape[3])
@@ -83,6 +85,7 @@ class _ToeplitzAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_y: Tensor) -> Any:
         q, k, v, index_bias, y, lse = ctx.saved_tensors
+        # a power of two is exact: multiplied back at the end, it changes no digit
         grad_y, size = _normalize_gradient(grad_y)
         grad_q = torch.empty_like(q)
         grad_k = torch.zeros_like(k)
@@ -125,6 +128,8 @@ def _blocks(q: Tensor, k: Tensor, index_bias: Tensor, teams: list[TeamOfHeads]) 
     for heads, first, last in teams:
         for begin in range(0, length, BLOCK):
             end = min(begin + BLOCK, length)
+            # query index plus key index stays within [first, last]: other keys have a bias of -inf for all queries of
+            # the block
             low = max(0, first - end + 1)
             high = min(keys, last - begin + 1)
             team_bias = index_bias[heads]
@@ -154,6 +159,7 @@ def _mask_negligible(
     times slower: steep slopes would make attention take four times as long.
     """
     max_length = [torch.linalg.vector_norm(x.detach(), dim=-1).amax((0, 2)).to(index_bias.dtype) for x in (q, k)]
+    # |scale q k| is at most the product of the lengths, and may raise one score while it lowers the other
     margin = NEGLIGIBLE[index_bias.dtype] + 2 * abs(scale) * max_length[0] * max_length[1]
     own_bias = index_bias[:, k.shape[2] - 1 - query_offset.offset, None]
     return index_bias.masked_fill(index_bias < own_bias - margin[:, None], -torch.inf)
