@@ -12,7 +12,7 @@ NO_NODE = -1
 ROOT = 0
 """The head index of a word that has no head."""
 _CYCLE_SHOWN = 12
-"""So many words of a cycle are named."""
+"""The most words of a cycle that a message names."""
 
 
 def preorder_columns(heads: Sequence[int]) -> NDArray[np.int64]:

@@ -40,7 +40,7 @@ _MAGIC = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 10_000
 """The longest header of an array, as in NumPy."""
 _LENGTH_FORMATS = {(1, 0): "<H", (2, 0): "<I", (3, 0): "<I"}
-"""How each version of the format of an array writes the length of its header."""
+"""The format of the length of a header, by the version of the format of an array."""
 _READ_KINDS = frozenset("biufU")
 """Truth values, numbers and texts; not objects (pickles), records, bytes of unknown encoding, or times."""
 _PYTHON_2_INTEGER = re.compile(r"(?<=\d)L\b")
@@ -53,7 +53,7 @@ _ARCHIVE_ERRORS = (
 
 
 class ArrayHeader(NamedTuple):
-    """What the header of an array gives: its shape, whether its first axis varies fastest, and its type."""
+    """The header of an array: its shape, whether its first axis varies fastest, and its type."""
 
     shape: tuple[int, ...]
     fortran_order: bool
@@ -381,7 +381,7 @@ def complete_splits(
 
 
 def count_labels(labels: NDArray[np.int64], label_names: Sequence[str]) -> dict[str, int]:
-    """How many items have each label, by its name; items without a label are not counted."""
+    """The number of items with each label, by its name; items without a label are not counted."""
     numbers, counts = np.unique(labels[labels != NO_LABEL], return_counts=True)
     return {label_names[number]: int(count) for number, count in zip(numbers, counts, strict=True)}
 

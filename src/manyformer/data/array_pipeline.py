@@ -71,7 +71,7 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
 
     @abstractmethod
     def split_of_file(self) -> SplitT:
-        """What is scored of another file's arrays. Raises UserError for labels that the model lacks."""
+        """The part of another file's arrays that is scored. Raises UserError for labels that the model lacks."""
 
     @abstractmethod
     def plan(self, train: SplitT, fingerprint: str) -> EpochPlan:
@@ -91,7 +91,7 @@ class ArrayPipeline(DataPipeline[KindSection], Generic[KindSection, ArraysT, Spl
 
     @abstractmethod
     def summarize(self, splits: Mapping[str, SplitT]) -> DataSummary:
-        """What a person can check at a glance."""
+        """The summary of the data."""
 
     def learn_tokenizers(self) -> TokenizerPair:
         """The tokenizers of the arrays, and the names of their labels."""

@@ -28,7 +28,7 @@ CHANGES = {
     "limited": "limited to the range of -1 to 1",
     "silent": "silent throughout (in 16 bits)",
 }
-"""What is changed in recordings besides their rates, in words for a person that follow their number."""
+"""Changes of recordings besides their rates, in words for a person that follow their number."""
 
 INT16_SCALE = 1 << 15
 MAX_SECONDS = 3600
@@ -152,7 +152,7 @@ class RecordingConverter:
 
 
 def counted_changes(counts: Mapping[str, Any], sample_rate: int) -> Iterator[Finding]:
-    """What a converter changed, by the counts in files that earlier versions prepared."""
+    """The changes by a converter, from the counts in files that earlier versions prepared."""
     for rate, count in counts.get("resampled", {}).items():
         yield _resampling(count, int(rate), sample_rate, "")
     yield from change_findings(counts, counts.get("first_changed", {}), "recording", CHANGES)

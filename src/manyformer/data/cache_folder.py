@@ -25,7 +25,7 @@ _UNFINISHED = ".unfinished-"
 
 
 class PreparedRecord(FileRecord):
-    """How the data in a folder was prepared: `key` is a hash of `made_from`, the settings and the sources.
+    """The record of a preparation: `key` is a hash of `made_from`, the settings and the sources.
 
     The sums of sources' contents are no part of the key: files that earlier versions prepared have none."""
 
@@ -115,7 +115,7 @@ def load_prepared(cache: Path) -> PreparedData | None:
 
 
 def read_record(cache: Path) -> PreparedRecord | None:
-    """How the data in the cache was prepared; None if there is none. Raises DamagedFile."""
+    """The record of how the data in the cache was prepared; None if there is none. Raises DamagedFile."""
     if not (cache / MANIFEST).exists():
         return None
     return PreparedRecord.read(VerifiedFolder.open(cache).file(RECORD_FILE))
@@ -143,7 +143,7 @@ def _remove_rest(cache: Path, key: str) -> None:
 
 
 def _folder_of(cache: Path, key: str) -> Path:
-    """Where data with this key is prepared."""
+    """The folder in which data with this key is prepared."""
     return cache / f"{_UNFINISHED}{key[:16]}"
 
 

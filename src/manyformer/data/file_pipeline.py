@@ -86,7 +86,7 @@ class FilePipeline(DataPipeline[KindSection], Generic[KindSection, SourceT, Plan
     def summarize(
         self, splits: Splits[SourceT], prepared: PreparedData, plans: Mapping[str, PlanT]
     ) -> DataSummary | None:
-        """What a person can check at a glance; None for files that earlier versions prepared without it."""
+        """The summary of the data; None for files that earlier versions prepared without it."""
         return prepared.summary
 
     def split(self) -> Splits[SourceT]:

@@ -128,7 +128,7 @@ class ForeignTokenizer(Tokenizer):
         return frozenset(token for token, content in added.items() if content.special)
 
     def piece(self, token: int) -> str | None:
-        """What its decoder reads of a token; None for a token that has no text."""
+        """The piece of a token that the decoder reads; None for a token without text."""
         if not 0 <= token < self._vocab:
             raise ValueError(f"token id {token} is out of range; this tokenizer has 0 to {self._vocab - 1}")
         if token in self._special_added:
@@ -173,7 +173,7 @@ class ForeignTokenizer(Tokenizer):
         return cls(inner, SpecialIds(*ids), stop_ids, prepends_bos=prepends_bos, affixes=affixes)
 
     def for_sources(self) -> "ForeignTokenizer":
-        """The same for texts that an encoder reads: with the tokens that its template puts around a text.
+        """The tokenizer of texts that an encoder reads, with the tokens that its template puts around a text.
 
         The last of them, the end token or the language of an mBART, is its `eos`, which ends every source."""
         # what the template of the tokenizer puts around a text is seen on the shortest one
@@ -193,7 +193,7 @@ class ForeignTokenizer(Tokenizer):
         return ForeignTokenizer(self._inner, special, self.stop_ids, prepends_bos=False, affixes=affixes)
 
     def for_targets(self, start: int, first: int | None = None) -> "ForeignTokenizer":
-        """The same for texts that a decoder writes, which begin with the token `start`.
+        """The tokenizer of texts that a decoder writes, which begin with the token `start`.
 
         `first` is what always follows it: where it is a special token, such as the language of an mBART, a target has
         it, too."""
@@ -247,7 +247,7 @@ class _ForeignStreamDecoder(StreamDecoder):
 
 
 def _count_separators(inner: tokenizers.Tokenizer, eos: int) -> int:
-    """How many end tokens the template of a tokenizer puts between two texts; 1 where it puts anything else there."""
+    """The number of end tokens between two texts in a tokenizer's template; 1 where it has anything else there."""
     # the template of a pair: special tokens, "a", separators, "a", special tokens
     encoding = inner.encode("a", "a")
     texts = [index for index, is_special in enumerate(encoding.special_tokens_mask) if not is_special]

@@ -54,7 +54,7 @@ CHANGES = {
     "gray": "converted from colors to gray",
     "colored": "converted from gray to three equal channels",
 }
-"""What is changed in images, in words for a person that follow their number."""
+"""Changes of images, in words for a person that follow their number."""
 _ORIENTATION = 0x0112
 _PHOTOMETRIC = 262
 _WHITE_IS_ZERO = 0
@@ -267,7 +267,7 @@ def _is_deep(opened: Any, path: Path) -> bool:
 
 
 def _raw_mode(tile: Any) -> str:
-    """How the pixels of a part of an image are stored, as Pillow calls it."""
+    """Pillow's name for the way in which the pixels of a part of an image are stored."""
     arguments = tile[3]
     if isinstance(arguments, tuple) and arguments:
         first = arguments[0]

@@ -251,7 +251,7 @@ class ExampleReader(ABC):
 
     @abstractmethod
     def usable(self, examples: IntArray) -> IntArray:
-        """Those of the examples that have what a batch needs."""
+        """The examples that have all that a batch needs."""
 
     @abstractmethod
     def batch(self, examples: IntArray, missing: Mapping[str, NDArray[np.bool_]]) -> Batch:

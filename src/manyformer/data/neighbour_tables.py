@@ -19,7 +19,7 @@ from manyformer.type_aliases import IntArray
 
 NOTE_FILE = "neighbours.json"
 _ADDED = 1
-"""What is added to the tokens of tables that are written now; older ones have 0."""
+"""The number that is added to the tokens of tables that are written now; older ones have 0."""
 
 
 class NeighbourNote(FileRecord):
@@ -30,7 +30,7 @@ class NeighbourNote(FileRecord):
     made: str
     k: PositiveCount
     added: Count = 0
-    """What is added to the tokens in the tables, where 0 stands for none."""
+    """The number that is added to the tokens in the tables, where 0 stands for none."""
     texts: dict[Sha256, FileName]
     files: dict[FileName, FileSum]
 

@@ -27,7 +27,7 @@ from manyformer.structures import laplacian_eigenvectors
 from manyformer.type_aliases import IntArray
 
 GraphForm = Literal["nodes", "graphs"]
-"""What has a label: each node, or each graph."""
+"""The items that have a label: nodes, or graphs."""
 NO_EDGE = -1
 
 
@@ -308,7 +308,7 @@ class GraphsPipeline(ArrayPipeline[GraphsData, GraphArrays, IntArray]):
         )
 
     def _labelled(self, split: IntArray) -> int:
-        """How many items of a split have a label; those without one are not scored."""
+        """The number of items of a split that have a label; those without one are not scored."""
         return int((self.arrays.labels[split] != NO_LABEL).sum())
 
 

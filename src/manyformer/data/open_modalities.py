@@ -41,7 +41,7 @@ READERS: dict[str, Callable[[ExampleSet], ExampleReader]] = {
     "labelled": LabelReader,
     "contrast": ContrastReader,
 }
-"""What reads the examples in each form."""
+"""The reader of the examples in each form."""
 
 
 class ExampleSplit(NamedTuple):
@@ -67,7 +67,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         return self.arrays.label_names
 
     def learn_tokenizers(self) -> TokenizerPair:
-        """What reads the recordings, and a tokenizer of the texts, both learned from training examples."""
+        """The front end of the recordings and the tokenizer of the texts, both learned from training examples."""
         arrays = self.arrays
         train = self._listed()["train"]
         none = NoTokenizer()
@@ -81,7 +81,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
 
     @cached_property
     def reader(self) -> ExampleReader:
-        """What reads the examples. Raises UserError for parts that the archive or the form does not have."""
+        """The reader of the examples. Raises UserError for parts that the archive or the form does not have."""
         arrays = self.arrays
         form = self.form
         if self.data.parts is None:
@@ -242,7 +242,7 @@ class ModalitiesPipeline(ArrayPipeline[ModalitiesData, ModalityArrays, ExampleSp
         return FrontEndRecordings(recordings, front_end)
 
     def _shown_parts(self, example: int, label: str | None) -> Iterator[str]:
-        """What a person is shown of an example: its number, its text and its label."""
+        """The cells of an example in a summary: its number, its text and its label."""
         arrays = self.arrays
         yield f"example {example}"
         if arrays.texts is not None and "text" in self.reader.data.parts:

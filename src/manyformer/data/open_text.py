@@ -172,7 +172,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
 
 
 def _summarize(splits: Splits[TextSource], surveys: Mapping[str, TextSurvey]) -> DataSummary:
-    """What a person can check of the documents."""
+    """The summary of the documents."""
     return DataSummary(
         noun="document",
         counts={name: len(survey.lengths) for name, survey in surveys.items()},

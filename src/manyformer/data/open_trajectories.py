@@ -314,7 +314,7 @@ def _same_form(episodes: RecordedEpisodes, reference: RecordedEpisodes) -> bool:
 
 
 def _join(episodes: RecordedEpisodes, following: RecordedEpisodes) -> RecordedEpisodes:
-    """Both one after the other; bounds are those of both together, unknown if those of either are."""
+    """Two recordings one after the other; bounds are those of both together, unknown if those of either are."""
     low = episodes.action_low
     other_low = following.action_low
     high = episodes.action_high

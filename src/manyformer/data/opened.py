@@ -81,7 +81,7 @@ class UnlabelledData(NamedTuple):
 
 
 class DataSurvey(NamedTuple):
-    """What a look at the data of a run finds without preparing it: lines with their subjects, and the facts."""
+    """The result of a look at the data of a run without preparing it: lines with their subjects, and the facts."""
 
     lines: tuple[tuple[str, str], ...] = ()
     summary: DataSummary | None = None
@@ -92,7 +92,7 @@ class DataSurvey(NamedTuple):
 
     @classmethod
     def of_all(cls, opened: "OpenedData") -> "DataSurvey":
-        """What data that was read as a whole says."""
+        """The survey of data that was read as a whole."""
         return cls(tuple(opened.glance()), opened.summary, opened, opened.length_limits)
 
 
@@ -114,7 +114,7 @@ class OpenedData:
     required_keywords: Mapping[str, Any]
     offered_keywords: Mapping[str, int | None] = field(default_factory=dict)
     summary: DataSummary | None = None
-    """What a person can check at a glance, for kinds of data that state it."""
+    """The summary that a person can check, for kinds of data that have one."""
 
     @property
     def source(self) -> Tokenizer:

@@ -131,7 +131,7 @@ def borrowed_tokenizers(run: str) -> TokenizerPair:
 
 
 def describe_tokenizer(data: EncodedTextData) -> str:
-    """What the tokens are, for display: "bpe tokens"."""
+    """A description of the tokens for display, such as "bpe tokens"."""
     if data.tokenizer_of is None:
         return f"{data.tokenizer} tokens"
     return f"the tokens of {data.tokenizer_of}"

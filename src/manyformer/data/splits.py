@@ -13,7 +13,7 @@ PathOrPaths = str | Sequence[str]
 
 
 class SampleSize(NamedTuple):
-    """How much of the sources of a split is read at most, each from its beginning."""
+    """A limit of what is read of the sources of a split, each from its beginning."""
 
     records: int
     characters: int
@@ -26,10 +26,10 @@ class DataSource(ABC):
     name: str
     is_cut_short: bool = False
     notes: tuple[str, ...] = ()
-    """What a person should know of how the source is read, such as a header that was found."""
+    """Lines for a person about how the source is read, such as a header that was found."""
 
     def found(self) -> Iterator[Finding]:
-        """What the last pass has found besides what it read."""
+        """The findings of the last pass besides the data that it read."""
         return iter(())
 
     def limit(self, records: int, characters: int) -> None:
@@ -97,11 +97,11 @@ class Splits(NamedTuple, Generic[SourceT]):
         return chain.from_iterable(self.sources.values())
 
     def notes(self) -> list[str]:
-        """What a person should know of how all sources are read."""
+        """Lines for a person about how all sources are read."""
         return list(dict.fromkeys(note for source in self._all_sources() for note in source.notes))
 
     def found(self) -> list[Finding]:
-        """What the last pass over each source has found, once where several splits read parts of one file."""
+        """The findings of the last pass over each source, each once where several splits read parts of one file."""
         return list(dict.fromkeys(finding for source in self._all_sources() for finding in source.found()))
 
     def stamps(self) -> dict[str, list[list[str | int]]]:

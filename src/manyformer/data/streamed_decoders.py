@@ -233,7 +233,7 @@ def _pass_on(pieces: Sequence[str], steps: Sequence[DecodingStep]) -> list[str]:
 
 @cache
 def _step_makers(decoder_text: str) -> tuple[Callable[[], DecodingStep], ...]:
-    """What makes the steps of the decoder with this description in JSON."""
+    """Functions that make the steps of the decoder with this description in JSON."""
     description = json.loads(decoder_text)
     if description is None:
         return (JoinedStep,)
@@ -254,7 +254,7 @@ def _parts(description: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _piece_step_maker(part: Mapping[str, Any]) -> Callable[[], DecodingStep]:
-    """What makes a step that gets the texts of tokens."""
+    """A function that makes a step for the texts of tokens."""
     decode = _decode_function(part)
     match part["type"]:
         case "Fuse":
@@ -275,7 +275,7 @@ def _piece_step_maker(part: Mapping[str, Any]) -> Callable[[], DecodingStep]:
 
 
 def _text_step_maker(part: Mapping[str, Any]) -> Callable[[], DecodingStep]:
-    """What makes a step that gets pieces of one text, which end anywhere."""
+    """A function that makes a step for pieces of one text, which end anywhere."""
     decode = _decode_function(part)
     match part:
         case {"type": "Fuse"}:

@@ -16,18 +16,18 @@ from pydantic import PlainSerializer
 from manyformer.type_aliases import IntArray
 
 EXAMPLES = 3
-"""So many training examples are shown."""
+"""The number of training examples in a summary."""
 LARGE_SHARE = 0.05
 """A larger share of examples that are cut or left out is a warning."""
 WIDTH = 71
 """The width of a line: 80 columns less the word before it."""
 _LABELS_SHOWN = 8
 _EXAMPLE_CHARACTERS = 400
-"""So many characters of a cell are kept; fewer are shown."""
+"""The most characters of a cell that are kept; fewer are shown."""
 
 
 class Finding(NamedTuple):
-    """So many of something, such as "rows with an empty cell", and the location of the first, "" where unknown."""
+    """A number of things, such as "rows with an empty cell", and the location of the first, "" where unknown."""
 
     number: int
     what: str
@@ -55,7 +55,7 @@ class Tally:
 
 @dataclass
 class TableFindings:
-    """What one pass over a table finds: records without cells, and those with another number of cells than the first.
+    """The findings of a pass over a table: records without cells, and those of another number of cells than the first.
 
     A record that lacks a needed cell is refused, so that `uneven` ones are read, by the cells that are needed."""
 
@@ -76,7 +76,7 @@ class TableFindings:
 
 @final
 class ChangeCounts:
-    """How many items of a file a reader changed or left out in each way, and the location of the first one."""
+    """The numbers of items of a file that a reader changed or left out in each way, and the location of the first."""
 
     def __init__(self) -> None:
         self._numbers = Counter[str]()
@@ -164,7 +164,7 @@ class DataSummary(NamedTuple):
     examples: tuple[tuple[str, ...], ...] = ()
     is_part: bool = False
     other_lengths: tuple[Annotated[LengthSummary, _AS_OBJECT], ...] = ()
-    """Those of examples that have several parts with a length."""
+    """The lengths of the parts, where examples have several with a length."""
 
     @property
     def all_lengths(self) -> tuple[LengthSummary, ...]:

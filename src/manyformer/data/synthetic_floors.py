@@ -76,14 +76,14 @@ def measure_floors(data: SyntheticData, examples: int = 2_000) -> list[TaskFloor
 
 
 class GuessFloors(NamedTuple):
-    """What the tables of scores show of the floors of a rule: the most frequent answer, and the best other guess."""
+    """The baselines of a rule that tables of scores show: the most frequent answer, and the best other guess."""
 
     majority: TaskFloor
     shortcut: TaskFloor
 
     @property
     def summary_line(self) -> str:
-        """Both in a sentence."""
+        """A sentence with both baselines."""
         return (
             f"guesses without a model: the majority {self.majority.accuracy:.1f} %, "
             f"{self.shortcut.name} {self.shortcut.accuracy:.1f} %"
@@ -117,7 +117,7 @@ def _n_grams(symbols: IntArray, rows: IntArray, columns: IntArray) -> Iterator[t
 
 
 def _table_hits(keys: Sequence[Hashable], targets: IntArray, is_counted: BoolArray) -> BoolArray:
-    """Which targets are the most frequent ones for their key, or of all where the key never occurred."""
+    """Whether each target is the most frequent one for its key, or of all where the key never occurred."""
     tables: defaultdict[Hashable, Counter[int]] = defaultdict(Counter)
     total = Counter[int](targets[is_counted].tolist())
     for key, target, counted in zip(keys, targets.tolist(), is_counted.tolist(), strict=True):
@@ -150,7 +150,7 @@ def _followers(symbols: IntArray, rows: IntArray, columns: IntArray) -> IntArray
 
 
 def _neighbour_hits(symbols: IntArray, targets: IntArray, is_counted: BoolArray) -> BoolArray:
-    """Which targets are those of the row that differs in the fewest positions."""
+    """Whether each target is that of the counted row that differs in the fewest positions."""
     counted = np.flatnonzero(is_counted)[:MAX_NEIGHBOUR_ROWS]
     scored = np.flatnonzero(~is_counted)[:MAX_NEIGHBOUR_ROWS]
     hits = [

@@ -1,4 +1,4 @@
-"""Which columns of a TSV or CSV file hold what: by the settings, else by the names in its header, else by position.
+"""The columns of a TSV or CSV file by their roles: by the settings, else by names in its header, else by position.
 
 A first line is a header if `data.header` says so, if a setting names a column, or, without either,
 
@@ -26,9 +26,9 @@ from manyformer.data.text_files import read_chunks
 from manyformer.errors import UserError
 
 ROWS_LOOKED_AT = 1000
-"""So many records from the beginning of a file decide whether its first line is a header."""
+"""The records from the beginning of a file that decide whether its first line is a header."""
 CHARACTERS_LOOKED_AT = 1 << 22
-"""So many characters of them at most, for tables whose cells are whole documents."""
+"""The most characters of these records, for tables whose cells are whole documents."""
 _BYTES_LOOKED_AT = 1 << 16
 _RECORDS_LOOKED_AT = 50
 _FEWEST_RECORDS = 3
@@ -39,7 +39,7 @@ _LARGEST_SHARE_OF_NAMES = 0.1
 _SETTING_OF_ROLE = {"transcript": "label"}
 """The setting of a role that has another name."""
 _SHOWN = 60
-"""So many characters of a first line are shown."""
+"""The characters of a first line that a message shows."""
 _NAME = re.compile(r"[^\W\d][\w.:\-/# ]{0,39}")
 _WORD = re.compile(r"\w[\w.\-/#]*")
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
@@ -92,7 +92,7 @@ _COLUMN_NAMES = frozenset([*(name for names in NAMES_OF_COLUMNS.values() for nam
 
 
 class HeaderGuess(Enum):
-    """What the first line is taken for: names of columns, a row, or a row that may be names."""
+    """The kind of a first line: names of columns, a row, or a row that may be names."""
 
     HEADER = "header"
     ROW = "row"
@@ -101,7 +101,7 @@ class HeaderGuess(Enum):
 
 class TableColumns(NamedTuple):
     """The column of each role, counted from 0 (None for an optional one that is missing), and whether the first record
-    is a header; `notes` are what to tell of it."""
+    is a header; `notes` are lines about it for the log."""
 
     indices: tuple[int | None, ...]
     has_header: bool
@@ -252,7 +252,7 @@ def guess_header(
     columns: Sequence[int],
     optional: int = 0,
 ) -> HeaderGuess:
-    """What the first record of a table is, by the records that follow it.
+    """The kind of the first record of a table, by the records that follow it.
 
     `columns` are those of the roles if it is a row; the last `optional` ones may be missing. The labels are in the
     column of the role "label"; a table without one, whose rows do not show what a name is, has a header if its texts
@@ -314,7 +314,7 @@ def _are_texts(texts: Collection[str]) -> bool:
 
 
 def describe_tables(paths: Iterable[Path]) -> str:
-    """What to tell of files that are read as running text and look like tables; "" if none does."""
+    """A line about files that are read as running text and look like tables; "" if none does."""
     tables = [(path, width) for path in paths if (width := columns_of_table(path))]
     if not tables:
         return ""

@@ -75,7 +75,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return ()
 
     def example_of(self, row: TableRow) -> Sequence[str]:
-        """What a person is shown of a row."""
+        """The cells of a row in a summary."""
         return row.cells
 
     def note_row(self, noun: str, fate: str, row: TableRow) -> None:
@@ -137,7 +137,7 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         return PreparationResult(self.tokenizers, writers.facts, hashes, counts, self._summary(splits, facts, empty))
 
     def _summary(self, splits: Splits[RowTable], facts: ExampleFacts, empty: Tally) -> DataSummary:
-        """What a person can check of the rows that were read; `empty` are those left out for an empty cell."""
+        """The summary of the rows that were read; `empty` counts those left out for an empty cell."""
         if self.long_rows == "cut":
             affected = [*facts.lengths]
         else:
@@ -224,13 +224,13 @@ class TablePipeline(FilePipeline[TableData, RowTable, LengthBuckets]):
         yield from splits.notes()
 
     def tokens_text(self) -> str:
-        """What the tokens are, for display."""
+        """A description of the tokens for display."""
         return (
             describe_tokenizer(self.data) if isinstance(self.data, EncodedTextData) else f"{self.data.tokenizer} tokens"
         )
 
     def labels_title(self) -> str:
-        """What the labels are, for display."""
+        """A description of the labels for display."""
         return "labels"
 
     def vocab_text(self) -> str:
@@ -244,7 +244,7 @@ class TabularTextPipeline(TablePipeline[TabularT]):
     prepared_settings = ("tokenizer", "vocab", "max_length")
     columns: tuple[str, ...]
     texts: int
-    """How many of the columns are texts, from which a tokenizer is trained."""
+    """The number of columns that are texts, from which a tokenizer is trained."""
     long_rows = "cut"
 
     def open_sources(self, paths: PathOrPaths, split: str) -> list[RowTable]:

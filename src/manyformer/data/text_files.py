@@ -142,7 +142,7 @@ def _visible_paths(folder: Path) -> list[Path]:
 
 
 def describe_folder(folder: Path, files: Collection[Path]) -> str:
-    """How many files of a folder are read, and which other ones are not."""
+    """A line about how many files of a folder are read, and which other ones are not."""
     read_files = set(files)
     unread = [path for path in _visible_paths(folder) if path not in read_files]
     read = f"{len(files):,} file{'s' * (len(files) != 1)} read of {folder} ({_list_names(folder, files)})"
@@ -309,7 +309,7 @@ def not_text_error(location: str, name: str, head: bytes, position: int, byte: i
 
 
 def describe_bytes(head: bytes, name: str) -> str:
-    """What the file `name`, which is not UTF-8 text, looks like by its first bytes, and what to do."""
+    """A guess at the format of the file `name`, which is not UTF-8 text, by its first bytes, with a remedy."""
     for mark, encoding in _MARKS:
         if head.startswith(mark):
             return _conversion(encoding, name)

@@ -104,7 +104,7 @@ def _cut_passages(starts: IntArray, sizes: IntArray, length: int) -> _Passages:
 
 
 def _look_up(hashes: HashArray, reference: TokenShard, length: int) -> tuple[IntArray, IntArray]:
-    """Which of the sorted `hashes` occur in which documents of the reference: indices and documents, sorted."""
+    """The occurrences of the sorted `hashes` in the reference: indices and documents, sorted."""
     offsets = np.asarray(reference.offsets)
     occurrences = [np.zeros((2, 0), np.int64)]
     for start in range(0, max(0, len(reference.tokens) - length + 1) if len(hashes) else 0, _WINDOWS_PER_CHUNK):

@@ -137,7 +137,7 @@ class SurveyRecord(FileRecord):
 
 
 class ProgressRecord(FileRecord):
-    """How many pieces of the text are in the shards, and the facts of what the shards hold of them."""
+    """The number of pieces of the text that are in the shards, and the facts of the shards."""
 
     title = "the progress of preparing a text"
     version: str
@@ -176,7 +176,7 @@ class UnfinishedText:
         return TextSurvey(np.array(lengths, dtype=np.int64), hashes)
 
     def _saved_survey(self, split: str) -> tuple[bytes, dict[str, str], int]:
-        """What is saved of the survey of a split: the lengths, the hashes and the number of its first sources."""
+        """The saved survey of a split: the lengths, the hashes and the number of its first sources."""
         record_path, lengths_path = self._survey_files(split)
         with suppress(UserError, OSError):
             record = SurveyRecord.read(record_path)

@@ -30,7 +30,7 @@ class TextTokens(NamedTuple):
 
     @classmethod
     def of_encoding(cls, encoding: Any) -> "TextTokens":
-        """Those of an encoding of the `tokenizers` library."""
+        """The tokens of an encoding of the `tokenizers` library."""
         offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
         return cls(np.array(encoding.ids, dtype=np.int32), offsets[:, 0], offsets[:, 1])
 
@@ -196,7 +196,7 @@ class NativeTokenizer(Tokenizer):
 
 @final
 class NoTokenizer(NativeTokenizer):
-    """Stands where data has no tokens, such as the observations of an environment. Raises UserError for any text."""
+    """The tokenizer of data without tokens, such as observations of an environment. Raises UserError for any text."""
 
     kind = "none"
 

@@ -35,7 +35,7 @@ LABEL_COLUMNS = {"relation": 7, "deprel": 7, "upos": 3, "xpos": 4}
 """The column of each kind of label, counted from 0."""
 SPACE_AFTER = "1"
 NO_SPACE_AFTER = "0"
-"""How a row says of a word whether a space follows it."""
+"""The cells of a row that say of a word whether a space follows it."""
 _MISC = 9
 _NO_SPACE = "SpaceAfter=No"
 """The column of other facts about a word, counted from 0, and the one that says that no space follows it."""
@@ -47,7 +47,7 @@ MAX_SENTENCE_WORDS = 4096
 _MAX_BLOCK_LINES = 4 * MAX_SENTENCE_WORDS
 """The most lines of a sentence, with its comments, multiword tokens and empty nodes."""
 _LIMITED_SENTENCES = 1000
-"""So many sentences of a part are read at most, since the library parses slowly."""
+"""The most sentences of a part that are read, since the library parses slowly."""
 
 
 class WordsInText(NamedTuple):

@@ -51,7 +51,7 @@ class SpecAugment(NamedTuple):
     def _draw(
         masks: int, widths: IntArray, lengths: IntArray, size: int, random: np.random.Generator
     ) -> Bool[Tensor, "b size"]:
-        """Which of `size` columns the masks of each row cover; each lies within the first `lengths[r]` of them."""
+        """Whether a mask of its row covers each of `size` columns; masks lie within the first `lengths[r]` of them."""
         # drawn for all rows at once, which a loop over rows would do many times slower
         width = random.integers(0, widths[:, None] + 1, (len(widths), masks))
         start = random.integers(0, lengths[:, None] - width + 1)
@@ -81,7 +81,7 @@ class Utterances(NamedTuple):
 
 @final
 class JoinedRecordings(NamedTuple):
-    """How recordings are joined: the least and the most of them, and the least and the most samples of silence."""
+    """The rule of joined recordings: their least and largest number, and the fewest and most samples of silence."""
 
     counts: tuple[int, int]
     silence: tuple[int, int]

@@ -129,7 +129,7 @@ class Example(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings:
-    """How translations are searched for and compared; `tokenize` and `lowercase` are sacrebleu's.
+    """Settings of an evaluation: how texts are searched for and compared; `tokenize` and `lowercase` are sacrebleu's.
 
     `lengths` are the ascending limits of ranges of source words, for each of which BLEU is computed too.
     `wanted` are the target returns of a model of trajectories, and `environment` is where it plays for them; without

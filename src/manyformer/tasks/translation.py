@@ -26,7 +26,7 @@ class EncoderDecoderTask(Task[EncoderDecoder]):
 
     @abstractmethod
     def source(self, model: EncoderDecoder, inputs: Inputs) -> tuple[Tensor, Tensor | None]:
-        """What the encoder reads where the source of the inputs are token ids, and its segment ids."""
+        """The input of the encoder where the source of the inputs are token ids, and its segment ids."""
 
     def example(self, model: EncoderDecoder, tokens: Tensor) -> Inputs:
         return Inputs(tokens, source=tokens)

@@ -98,7 +98,7 @@ class ListOpsRule(SyntheticRule[ListOpsData]):
         return apply_operation(operation, arguments)
 
     def shortcuts(self, rows: SyntheticRows) -> Mapping[str, Sequence[Hashable]]:
-        """What a model knows that reads the first token, the digits directly under it, and the operations there."""
+        """Features of the first token, the digits directly under it, and the operations there."""
         roots = [_top_level(tokens[tokens >= 0].tolist()) for tokens in rows.symbols]
         with_digits = [(root, _value_of_digits(root, below), sum(part > 9 for part in below)) for root, below in roots]
         with_operations = [
@@ -295,7 +295,7 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
         return levels
 
     def shortcuts(self, rows: SyntheticRows) -> Mapping[str, Sequence[Hashable]]:
-        """What the mean brightness of an image tells, in twenty classes, and the distance of the disks in pixels."""
+        """Features of an image: its mean brightness in twenty classes, and the distance of its disks in pixels."""
         means = rows.symbols.mean(axis=1)
         edges = np.quantile(means, np.linspace(0, 1, 21)[1:-1])
         images = rows.symbols.reshape(-1, self.data.size, self.data.size)
@@ -310,7 +310,7 @@ class PathfinderRule(SyntheticRule[PathfinderData]):
 
 
 def _equidistant_pairs(first: list[_Dash], second: list[_Dash]) -> list[tuple[Disks, Disks]]:
-    """Both ends of a path, and an end of each path that are as far from each other."""
+    """Pairs of disks at equal distances: at both ends of one path, and at one end of each path."""
     ends = [(path[0].start, path[-1].stop) for path in (first, second)]
     mixed = [(end, other_end) for end in ends[0] for other_end in ends[1]]
     return [(same, pair) for same in ends for pair in mixed if abs(math.dist(*same) - math.dist(*pair)) < 0.5]
@@ -336,5 +336,5 @@ def _is_clear(dash: _Dash, occupied: list[Point]) -> bool:
 
 
 def _coverage(distance: FloatArray, radius: float) -> FloatArray:
-    """How much of a pixel lies within `radius` of a line or point, by the distance of its center, roughly."""
+    """The approximate share of a pixel within `radius` of a line or point, by the distance of its center."""
     return (radius + 0.5 - distance).clip(0, 1)

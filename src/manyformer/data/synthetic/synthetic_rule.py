@@ -16,7 +16,7 @@ from manyformer.type_aliases import IntArray
 _RULE_SEED = 1_009
 
 PADDING_SYMBOL = -1
-"""Stands in rows behind the end of their sequence."""
+"""The symbol behind the end of a sequence that is shorter than its row."""
 
 NOT_SCORED = -1
 """The target of a position that is not scored."""
@@ -53,7 +53,7 @@ class SyntheticRule(ABC, Generic[SectionT]):
         """A description for display: the rule and the best possible loss."""
 
     def shortcuts(self, rows: SyntheticRows) -> Mapping[str, Sequence[Hashable]]:
-        """What models know that read only parts of these rows: by name, a value for each scored target, row by row."""
+        """Features that may give targets away without the rule: by name, a value for each scored target, row by row."""
         return {}
 
     def rule_generator(self) -> np.random.Generator:
