@@ -36,7 +36,8 @@ class SharedHeadNorm(nn.Module):
     def __init__(self, value_dim: int, *, learned: bool = True, eps: float = 1e-5) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(value_dim)) if learned else None
-        self.value_dim, self.eps = value_dim, eps
+        self.value_dim = value_dim
+        self.eps = eps
 
     def forward(self, y: Float[Tensor, "b h l f"]) -> Float[Tensor, "b h l f"]:
         return rms_norm(y, None if self.weight is None else self.weight.to(y.dtype), eps=self.eps)

@@ -144,6 +144,7 @@ class EarlyExit(LayeredStack):
         position_ids = ctx.positions.position_ids.expand(x.shape[0], -1)
         for number, layer in enumerate(self.layers, 1):
             y, next_state, layer_loss = layer(x, ctx, None if filled_state is None else filled_state.layers[number - 1])
+            # a token that has exited goes on as a copy of itself
             y = torch.where((depth < number)[..., None], x, y)
             if number < self.depth:
                 exits, plan, _ = rule(ExitRuleInput(number, y, x, self.classifier_input(y, ctx), position_ids), plan)
@@ -152,6 +153,7 @@ class EarlyExit(LayeredStack):
             loss = loss + layer_loss
             next_states.append(next_state)
         ctx.watch(self, "depth", depth)
+        # the number of the layer travels in the stream, by which the head finds the classifier of each token
         y = torch.cat([self.classifier_input(x, ctx), depth[..., None].to(x.dtype)], dim=-1)
         if filled_state is None:
             return LayerOutput(y, None, loss)
@@ -205,7 +207,8 @@ class EarlyExitStep:
         self.body = body
         self.head = head
         self.forward = forward_step(body)
-        self.steps, self.final_steps = (list(map(bind_step, layers)) for layers in (body.layers, body.final_layers))
+        self.steps = list(map(bind_step, body.layers))
+        self.final_steps = list(map(bind_step, body.final_layers))
 
     def __call__(self, x: Tensor, ctx: Context, state: EarlyExitState) -> tuple[Tensor, State]:
         layout = ctx.positions.layout
@@ -229,6 +232,7 @@ class EarlyExitStep:
                 y, states[number - 1] = step(x, ctx, filled_state)
                 y = y if rows is None else y[rows]
             else:
+                # few rows are left: only these are computed, while the state is extended for all of them
                 y = _step_of_rows(step, rows, x, ctx, filled_state)
                 states[number - 1] = self.body.layers[number - 1].extend_state(x, ctx, filled_state)
             x = y if rows is None else x.index_copy(0, rows, y)
@@ -249,6 +253,7 @@ class EarlyExitStep:
             if decision.logits is not None:
                 logits = decision.logits[leaving]
             exits.add(leaving if rows is None else rows[leaving], number, classifier_input[leaving], logits)
+            # nobody is left for the layers above, whose states catch up when a token reaches them
             if len(leaving) == len(y):
                 break
             staying = (~decision.exits[:, 0]).nonzero()[:, 0]
@@ -303,6 +308,7 @@ class _ExitLogits:
         parts = [logits for *_, logits in self.exits if logits is not None]
         if len(parts) < len(self.exits):
             inputs = [classifier_input for _, classifier_input, logits in self.exits if logits is None]
+            # one product for all rows whose exit rule had no logits
             product = self.head.logits_at(torch.cat(inputs), self.last_layer)
             computed = iter(product.split_with_sizes([len(part) for part in inputs]))
             parts = [next(computed) if logits is None else logits for *_, logits in self.exits]

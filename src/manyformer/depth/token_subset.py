@@ -81,9 +81,11 @@ class TokenSubset(TokenGroup):
         self.chosen = chosen
         self.row_index = chosen.any(1).nonzero()[:, 0]
         chosen_rows = chosen[self.row_index]
+        # the place of each chosen token among those of its row
         column = chosen_rows.cumsum(1) - 1
         self.width = int(column.max()) + 1
         self.token_index = chosen.flatten().nonzero()[:, 0]
+        # rows without a chosen token are left out altogether
         row_starts = torch.arange(len(self.row_index), device=chosen.device)[:, None] * self.width
         self.packed_index = (row_starts + column)[chosen_rows]
         fields = [
@@ -104,6 +106,7 @@ class TokenSubset(TokenGroup):
         return empty.index_copy(0, self.packed_index, tokens).view(len(self.row_index), self.width, *x.shape[2:])
 
     def scatter(self, target: Tensor, values: Tensor) -> Tensor:
+        # without the empty columns, whose values mean nothing
         tokens = values.flatten(0, 1)[self.packed_index]
         return target.flatten(0, 1).index_copy(0, self.token_index, tokens.to(target.dtype)).view(target.shape)
 
@@ -165,6 +168,7 @@ class HaltedKVStore:
     def _keys_values_at(
         self, states: Float[Tensor, "b l d"], halted: Bool[Tensor, "b l"], step: int
     ) -> tuple[Float[Tensor, "b g l e"], Float[Tensor, "b g l f"]]:
+        # keys that cannot be shifted are projected again at every step, with its signal
         newly_halted = halted & (self.unprojected if self.can_shift else self.valid)
         step_vector = self.timing.steps(step).to(states.dtype)
         # both projections contain the biases, which cancel in the difference
@@ -185,6 +189,7 @@ class HaltedKVStore:
         if not self.can_shift:
             return k, v
         key, value = (x[:, :, :1] - x[:, :, 1:] for x in step_keys_values)
+        # projections are linear: the signal of the step is added to keys and values instead of to the stream
         return k + key, v + value
 
     def _project(self, x: Float[Tensor, "1 n d"], positions: TokenPositions) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,7 @@ class UniversalBlock(Layer):
         return self.attention.inner  # type: ignore[return-value] # checked when it was built
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
+        # in this order everywhere: the state is a list without names
         parts = (self.attention, self.cross, self.transition)
         return [
             None if part is None else part.init_state(batch, capacity=capacity, device=device, dtype=dtype)
@@ -78,6 +79,7 @@ def init_step_states(
     states = [block.init_state(batch, capacity=capacity, device=device, dtype=dtype) for _ in range(steps)]
     attention_states = [first for first, _, _ in states]
     transition_states = [last for _, _, last in states]
+    # the source is the same at every step, so that one projection of it serves all
     return UniversalState(attention_states, transition_states, states[0][1])
 
 

@@ -30,10 +30,10 @@ from manyformer.ops.depthwise_convolution import (
 
 @final
 class SeparableConv(Layer):
-    """A depthwise convolution over `size` neighbours, then a projection to `out_dim` (Chollet 2017, section 2).
+    """A depthwise convolution over `size` neighbors, then a projection to `out_dim` (Chollet 2017, section 2).
 
-    Neighbours are tokens of the same document including the token itself: if `causal`, the token and earlier ones; else
-    equally many on either side. Missing neighbours count as zeros. Raises ValueError for an even size unless causal.
+    Neighbors are tokens of the same document including the token itself: if `causal`, the token and earlier ones; else
+    equally many on either side. Missing neighbors count as zeros. Raises ValueError for an even size unless causal.
     """
 
     def __init__(self, dim: int, out_dim: int, size: int, *, causal: bool) -> None:

@@ -149,7 +149,7 @@ class GraphConvolution(Layer):
 
 @final
 class GraphTransformerStack(Layer):
-    """Post-norm layers in which a node attends to its neighbours (Dwivedi and Bresson 2021, section 2.2).
+    """Post-norm layers in which a node attends to its neighbors (Dwivedi and Bresson 2021, section 2.2).
 
     With `edge_features` the product of query and key is multiplied channel by channel with a projection of the edge,
     and becomes the edge's next state (equations 8 to 12); the last layer needs none. Raises ValueError if there are no

@@ -44,11 +44,13 @@ class JointFusion(Fusion):
         self.body = body
 
     def forward(self, sequences: Sequences, watch: WatchFn) -> dict[str, LayerOutput]:
+        # the sequences of a row are one document, so that every token sees all others
         joined = join_sequences(list(sequences.values()))
         y, _, loss = apply_layer(self.body, joined.y, Context(joined.positions, None, watch))
         parts = torch.split(y, [sequence.y.shape[1] for sequence in sequences.values()], dim=1)
         outputs = {name: LayerOutput(part) for name, part in zip(sequences, parts)}
         first = next(iter(sequences))
+        # a loss of all sequences together is given once, with the first
         return outputs | {first: outputs[first]._replace(loss=loss)}
 
 
@@ -71,6 +73,7 @@ class CrossFusion(Fusion):
             current = {name: sequence._replace(y=outputs[name].y) for name, sequence in sequences.items()}
             for name, sequence in current.items():
                 others = [part for other, part in current.items() if other != name and part.y.shape[1]]
+                # what the others were before this layer, whatever the order in which they are computed
                 memory = join_sequences(others) if others else None
                 output = apply_layer(layers[name], sequence.y, Context(sequence.positions, memory, watch))  # type: ignore[index]
                 outputs[name] = output._replace(loss=outputs[name].loss + output.loss)
@@ -89,6 +92,7 @@ class MemoryIfPresent(Layer):
         if ctx.memory is None:
             return LayerOutput(torch.zeros_like(x), state)
         output = self.inner(x, ctx, state)
+        # rows that lack the modality attend to padding alone, of which nothing may come through
         y = output.y * has_tokens(ctx.memory.positions)[:, None, None]
         return LayerOutput(y, output.state, output.loss)
 
@@ -130,6 +134,7 @@ class BottleneckFusion(Fusion, UndecayedParameters):
                 outputs[name] = output._replace(y=output.y[:, :length], loss=outputs[name].loss + output.loss)
                 if number >= self.first:
                     messages = messages + output.y[:, length:] * weights[name]
+            # the mean of what the modalities of a row have written to the tokens
             bottleneck = messages if number >= self.first else bottleneck
         return outputs
 

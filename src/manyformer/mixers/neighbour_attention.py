@@ -31,6 +31,7 @@ class NeighbourAttention(Layer, UsesNeighbours):
         y = ctx.memory.y.view(rows, length, -1, dim)
         valid = (ctx.memory.positions.segment_ids != PADDING_SEGMENT).view(rows, length, -1)
         has_neighbours = valid.any(-1, keepdim=True)
+        # a row of infinities has no softmax: tokens without any neighbor keep their scores, and the gate ignores them
         scores = (y @ x[..., None])[..., 0].masked_fill(~valid & has_neighbours, -torch.inf)
         mixture = (scores.softmax(-1)[..., None, :] @ y)[..., 0, :]
         gate = torch.where(has_neighbours, self.gate(x).sigmoid(), 1.0)
@@ -49,6 +50,7 @@ class SourceVector(Layer):
             raise ValueError("SourceVector adds the source of an encoder-decoder, and there is none")
         vectors, positions = ctx.memory
         is_token = (positions.segment_ids != PADDING_SEGMENT)[..., None].to(vectors.dtype)
+        # padding may stand among the tokens of a source
         total = (vectors * is_token).sum(1, keepdim=True)
         count = is_token.sum(1, keepdim=True)
         return LayerOutput(x + total / count.clamp(min=1), state)

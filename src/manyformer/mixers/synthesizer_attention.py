@@ -182,7 +182,9 @@ class SynthesizerAttention(MultiHeadLayer):
         self.scores = nn.ModuleList(scores)
         self.mixing_logits = nn.Parameter(torch.zeros(len(scores))) if len(scores) > 1 else None
         self.key_widths = [part.key_width for part in scores]
-        self.v_proj, self.out_proj, self.source = nn.Linear(dim, dim), nn.Linear(dim, dim), SelfSource()
+        self.v_proj = nn.Linear(dim, dim)
+        self.out_proj = nn.Linear(dim, dim)
+        self.source = SelfSource()
         init_glorot(self.v_proj, self.out_proj)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:

@@ -73,8 +73,10 @@ class TrajectoryEmbedding(nn.Module):
         self.timestep = nn.Embedding(max_episode_length, dim)
         nn.init.normal_(self.timestep.weight, std=0.02)
         self.embed_return = nn.Linear(1, dim) if has_returns else None
-        self.embed_observation, self.embed_action = nn.Linear(statistics.shape[1], dim), nn.Linear(actions, dim)
-        self.norm, self.dropout = nn.LayerNorm(dim), Dropout(dropout)
+        self.embed_observation = nn.Linear(statistics.shape[1], dim)
+        self.embed_action = nn.Linear(actions, dim)
+        self.norm = nn.LayerNorm(dim)
+        self.dropout = Dropout(dropout)
         self.offset = nn.Parameter(torch.zeros(dim)) if has_offset else None
 
     @property

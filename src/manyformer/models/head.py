@@ -125,7 +125,8 @@ class ClassHead(OutputHead):
         bias: bool = False,
     ) -> None:
         super().__init__()
-        self.transform, self.classes = transform, classes
+        self.transform = transform
+        self.classes = classes
         self.weight = nn.Parameter(torch.empty(classes, dim)) if tied is None else tied.weight
         self.bias = nn.Parameter(torch.zeros(classes)) if bias else None
         if tied is None:
@@ -168,7 +169,8 @@ class CappedClassHead(OutputHead):
 
     def __init__(self, dim: int, classes: int, cap: float, *, tied: nn.Embedding | None = None) -> None:
         super().__init__()
-        self.classes, self.cap = classes, cap
+        self.classes = classes
+        self.cap = cap
         self.weight = nn.Parameter(torch.empty(classes, dim)) if tied is None else tied.weight
         if tied is None:
             nn.init.xavier_uniform_(self.weight)

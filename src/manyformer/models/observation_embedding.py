@@ -32,10 +32,14 @@ class ObservationEmbedding(nn.Module):
         self, space: ObservationSpace, dim: int, *, actions: int, continuous: bool, previous_inputs: bool
     ) -> None:
         super().__init__()
-        self.space, self.dim, self.continuous = space, dim, continuous
-        self.observation = (
-            _pixel_projection(space, dim) if isinstance(space, PixelSpace) else nn.Linear(space.size, dim)
-        )
+        self.space = space
+        self.dim = dim
+        self.continuous = continuous
+        self.observation: nn.Module
+        if isinstance(space, PixelSpace):
+            self.observation = _pixel_projection(space, dim)
+        else:
+            self.observation = nn.Linear(space.size, dim)
         self.action: nn.Module | None = None
         self.reward: nn.Linear | None = None
         if previous_inputs:

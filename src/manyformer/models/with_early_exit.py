@@ -117,7 +117,7 @@ def early_exit(
     they learn from every layer, with `layer_weights` even or rising with the layer's number, in "mixed" training from
     `mixed_samples` passes with random exits. Rules that predict the layer learn from an `oracle`: the layer with the
     highest likelihood, or a correct prediction, of the target, minus `layer_penalty` per layer, with scores smoothed
-    over neighbouring tokens; `exit_weight` is the weight of that loss. Raises UserError for a stack without separate
+    over neighboring tokens; `exit_weight` is the weight of that loss. Raises UserError for a stack without separate
     layers, and for settings that contradict each other."""
     config = EarlyExitConfig(
         rule=rule, threshold=threshold, threshold_decay=threshold_decay, horizon=horizon,

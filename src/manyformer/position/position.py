@@ -49,6 +49,7 @@ def evaluate_distances(
         query_count = query_positions.position_ids.shape[1]
         first = start_difference - query_count + 1
         stop = start_difference + key_positions.position_ids.shape[1]
+        # every distance from the last query to the first key, up to that from the first query to the last key
         distances = torch.arange(first, stop, device=key_positions.position_ids.device)
         return broadcast_pairs(function(distances), query_count)[None]
     return function(signed_distances(query_positions, key_positions)).transpose(0, 1)
@@ -70,6 +71,7 @@ def toeplitz_view(by_distance: Float[Tensor, "*b l n"], key_count: int) -> Float
 
 def broadcast_pairs(row: Float[Tensor, "*b n"], query_count: int) -> Float[Tensor, "*b l s"]:
     """`toeplitz_view` of a row that is the same for all queries."""
+    # one window of keys for each query; the last query has the first window
     return row.unfold(-1, row.shape[-1] - query_count + 1, 1).flip(-2)
 
 

@@ -39,6 +39,7 @@ class ShawPosition(Position, PerHeadTensors):
         if clip < 1:
             raise ValueError(f"ShawPosition: clip ({clip}) must be at least 1; all larger distances share a row")
         check_direction(direction)
+        # one row for distance 0, and one for each distance up to `clip` on either side
         row_count = (clip if direction == "past" else 2 * clip) + 1
         self.clip = self.max_distance = clip
         self.direction = direction
@@ -80,6 +81,7 @@ def key_score_terms(
     q: Float[Tensor, "b h l e"], table: Float[Tensor, "*t r e"], rows: Int[Tensor, "#b l s"]
 ) -> Float[Tensor, "b h l s"]:
     """The score terms q table[row] / sqrt(e) of vectors added to keys; `rows` holds the table row of each pair."""
+    # a query times every row of the table, of which each pair takes its own
     products: Tensor = q @ table.mT * q.shape[-1] ** -0.5
     return products.gather(-1, rows[:, None].expand(*products.shape[:-1], -1))
 
@@ -89,6 +91,7 @@ def value_output_terms(
 ) -> Float[Tensor, "b h l f"]:
     """The output terms of vectors added to values: each table row times the summed weights of the pairs using it."""
     weight_per_row = weights.new_zeros(*weights.shape[:-1], table.shape[-2])
+    # weights are summed by row first: the values of the table are multiplied once for each row, not for each pair
     return weight_per_row.scatter_add(-1, rows[:, None].expand(weights.shape), weights) @ table
 
 
@@ -130,6 +133,7 @@ class RelativeLabelPosition(Position, PerHeadTensors):
         if self.cross_labels == 2 and query_positions.part_ids is not None and key_positions.part_ids is not None:
             query_parts = query_positions.part_ids[:, :, None]
             key_parts = key_positions.part_ids[:, None, :]
+            # tokens of no part are in no summary's
             cross_label = cross_label + ((query_parts != key_parts) | (query_parts < 0))
         return torch.where(is_cross_pair, cross_label, distance_labels)
 
@@ -224,6 +228,7 @@ class TreeOffsetPosition(Position):
     def row_index(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "b l s"]:
         """The row of each pair in the two tables."""
         in_tree = (tree_of(query_positions).depth >= 0)[:, :, None] & (tree_of(key_positions).depth >= 0)[:, None, :]
+        # the last row is for pairs with a token outside of the tree
         clipped = tree_offsets(query_positions, key_positions).clamp(-self.clip, self.clip) + self.clip
         return torch.where(in_tree, clipped, 2 * self.clip + 1)
 
@@ -241,10 +246,12 @@ def tree_offsets(query_positions: TokenPositions, key_positions: TokenPositions)
     key = tree_of(key_positions)
     query_order = query.preorder[:, :, None]
     key_order = key.preorder[:, None, :]
+    # the numbers of a subtree in preorder are one range
     key_is_ancestor = _in_range(query_order, key_order, key.last_descendant[:, None, :])
     key_is_descendant = _in_range(key_order, query_order, query.last_descendant[:, :, None])
     query_depth = query.depth[:, :, None]
     key_depth = key.depth[:, None, :]
+    # a key to the right has a positive offset
     sign = (key_positions.position_ids[:, None, :] - query_positions.position_ids[:, :, None]).sign()
     return torch.where(key_is_ancestor | key_is_descendant, key_depth - query_depth, sign * (key_depth + query_depth))
 

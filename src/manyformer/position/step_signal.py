@@ -108,6 +108,7 @@ class PositionStepSignal(nn.Module):
 
     def position_vectors(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         """The vectors of the positions, which are the same at every step."""
+        # added to zeros, because an absolute position has no other way to give its vectors
         return self.position.embed(torch.zeros_like(x), positions)
 
     def add_signals(
@@ -164,6 +165,7 @@ class LearnedQKPosition(Position, PerHeadTensors):
         return _add_per_head(k, self.keys, positions)
 
     def keep_heads(self, selection: HeadSelection) -> None:
+        # the channels of all heads are side by side in one table
         tables = (self.queries, selection.heads, selection.total), (self.keys, selection.kv_heads, selection.kv_total)
         for table, heads, total in tables:
             select_entries(table, "weight", head_channels(heads, table.weight.shape[1] // total), 1)
@@ -172,5 +174,6 @@ class LearnedQKPosition(Position, PerHeadTensors):
 def _add_per_head(
     x: Float[Tensor, "b h l e"], table: LearnedPosition, positions: TokenPositions
 ) -> Float[Tensor, "b h l e"]:
+    # the position ids of padding may be outside of the table
     rows = table.rows(torch.where(positions.segment_ids == PADDING_SEGMENT, 0, positions.position_ids))
     return x + rows.view(*rows.shape[:2], x.shape[1], x.shape[3]).transpose(1, 2)

@@ -173,7 +173,8 @@ class OutputGate(GatedJoin):
 
     def __init__(self, dim: int, *, gate_bias: float = DEFAULT_GATE_BIAS, dropout: float = 0.0) -> None:
         super().__init__(dim, dropout=dropout)
-        self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
+        self.weight = self._matrix()
+        self.bias = self._gate_bias(gate_bias)
 
     def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.weight)
@@ -187,7 +188,8 @@ class HighwayGate(GatedJoin):
 
     def __init__(self, dim: int, *, gate_bias: float = DEFAULT_GATE_BIAS, dropout: float = 0.0) -> None:
         super().__init__(dim, dropout=dropout)
-        self.weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
+        self.weight = self._matrix()
+        self.bias = self._gate_bias(gate_bias)
 
     def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.weight)
@@ -228,7 +230,8 @@ class GRUGate(GatedJoin):
         super().__init__(dim, dropout=dropout)
         self.branch_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(3)]))
         self.stream_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
-        self.candidate_weight, self.bias = self._matrix(), self._gate_bias(gate_bias)
+        self.candidate_weight = self._matrix()
+        self.bias = self._gate_bias(gate_bias)
 
     def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weights = (self.branch_weight, self.stream_weight, self.candidate_weight)

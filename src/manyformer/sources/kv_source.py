@@ -147,6 +147,7 @@ class SelfSource(KVSource):
         if not state:
             return KeysValues(k, v, ctx.positions, state)
         if isinstance(ctx.positions.layout, StepLayout):
+            # the first static step turns the cache into one of fixed shape, later ones find it so
             stored = _make_static(state, ctx.positions.layout).store(k, v, ctx.positions.layout)
             return KeysValues(*stored, ctx.positions.layout.keys, stored)
         cache = state.append(k, v, ctx.positions)
@@ -232,6 +233,7 @@ class CrossAttentionSource(KVSource):
         if state.k is None:
             k, v = project(y, positions)
             if state.recurrent:
+                # copies: views would keep all keys of the source in memory
                 cached = (k[:, :, :0].clone(), v[:, :, :0].clone())
             else:
                 cached = (k, v)
@@ -278,6 +280,7 @@ class HaltedTokenSource(KVSource):
         if not isinstance(state, HaltedKV):
             return self.self_source(x, ctx, project, state)
         new_k, new_v = project(x, ctx.positions)
+        # the keys of all tokens of the sequence, halted or not, in their own columns
         k = _insert_active(state.k, new_k, state)
         v = _insert_active(state.v, new_v, state)
         keys = self.update_cache(x, Context(state.positions), k, v, state.state)
@@ -289,6 +292,7 @@ class HaltedTokenSource(KVSource):
 
     def update_cache(self, x: Tensor, ctx: Context, k: Tensor, v: Tensor, state: State) -> KeysValues:
         """Return keys and values of the cached tokens and of all tokens of the sequence, and the new cache."""
+        # the source of ordinary tokens, which is handed what is projected already
         return self.self_source(x, ctx, lambda *_: (k, v), state)
 
 
@@ -296,5 +300,6 @@ def _insert_active(halted: Tensor, new: Tensor, state: HaltedKV) -> Tensor:
     """Insert the new keys or values of active tokens into those of all tokens, `halted` (b, g, l, e)."""
     flat = halted.transpose(1, 2).flatten(0, 1)
     active = new.transpose(1, 2).flatten(0, 1)[state.packed_index]
+    # rows and tokens as one axis, since rows have different numbers of active tokens
     merged = flat.index_copy(0, state.token_index, active.to(flat.dtype))
     return merged.view(halted.shape[0], halted.shape[2], *merged.shape[1:]).transpose(1, 2)

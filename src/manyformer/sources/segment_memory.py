@@ -82,11 +82,11 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
             raise ValueError(
                 "SegmentMemorySource: a recurrent kernel keeps a summary of keys and cannot use a memory of tokens"
             )
-        # twice the memory, so that it is copied to the front only once every `size` tokens
         begins_with_inputs = self.training or (spec.capacity is None and self.keeps_inputs)
         if begins_with_inputs or spec.capacity is None:
             columns = 0
         else:
+            # twice the memory, so that it is copied to the front only once every `size` tokens
             columns = min(spec.capacity, 2 * self.size)
         position_ids = torch.zeros(spec.batch, columns, dtype=torch.long, device=spec.device)
         if begins_with_inputs:
@@ -104,6 +104,7 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         k, v = project(x, ctx.positions)
         if isinstance(state, RememberedBuffer):
             return self._write_in_place(state, k, v, ctx.positions)
+        # a state may be of another precision than a call under autocast
         k, v = (torch.cat([old.to(new.dtype), new], 2) for old, new in ((state.k, k), (state.v, v)))
         positions = join_positions(state.position_ids, state.segment_ids, ctx.positions)
         return KeysValues(k, v, positions, self._last_keys_values(k.detach(), v.detach(), positions))
@@ -129,6 +130,7 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         k, v = project(x, positions)
         hidden = 0
         if self.reach is not None:
+            # tokens that no head can see with its present span are kept, for spans that grow, and not projected
             hidden = max(0, size - self.reach.max_reach())
         if hidden:
             all_positions = all_positions.columns(hidden, size + x.shape[1])
@@ -151,6 +153,7 @@ class SegmentMemorySource(KVSource, StatefulAcrossBatches):
         buffer.v.narrow(2, start, count).copy_(v)
         buffer.position_ids.narrow(1, start, count).copy_(positions.position_ids)
         buffer.segment_ids.narrow(1, start, count).copy_(positions.segment_ids)
+        # older tokens than the memory holds stay visible to the first tokens of this call
         used = buffer.start, stop - buffer.start
         k = buffer.k.narrow(2, *used)
         v = buffer.v.narrow(2, *used)
@@ -207,6 +210,7 @@ def _joined_layout(
     """The layout of `num_columns` earlier columns of the same stream followed by `positions`."""
     layout = positions.layout
     if isinstance(layout, ContiguousLayout | AlignedLayout):
+        # the first column is now that of the oldest remembered token
         return type(layout)(layout.start - num_columns)
     # packed layouts start at the first column of a stream
     if not num_columns and isinstance(layout, PackedLayout):
@@ -220,6 +224,7 @@ def last_tokens(
     """Select the last `size` tokens of each row, without padding where the layout may have some."""
     position_ids, segment_ids = (ids.expand(parts[0].shape[0], -1) for ids in positions[:2])
     if not isinstance(positions.layout, ContiguousLayout | AlignedLayout):
+        # a stable sort of two kinds: padding first, and the last columns are the last tokens
         order = (segment_ids != PADDING_SEGMENT).byte().argsort(dim=1, stable=True)[:, -size:]
         rows = torch.arange(len(order), device=order.device)[:, None]
         return [part[rows, order] for part in parts], position_ids[rows, order], segment_ids[rows, order]
