@@ -30,7 +30,7 @@ from manyformer.interop.families.vit import preprocessor_files
 from manyformer.interop.hf_folder import CONFIG, GENERATION, SPEC_FIELD, WEIGHTS
 from manyformer.interop.tokenizer_exchange import write_tokenizer
 from manyformer.libraries.library_calls import RefusedByLibrary, upload_folder
-from manyformer.models import Model
+from manyformer.models.model import Model
 from manyformer.models.model_files import replacement_folder
 from manyformer.recipes.registry import REMOVED_HEADS, SHARED_QK_DIM, get_recipe
 from manyformer.version import VERSION

@@ -15,7 +15,7 @@ from manyformer.files.verified_folder import VerifiedFolder
 from manyformer.interop.families import PAD_ID, ModelFamily, TensorRule, family_of_type, model_types
 from manyformer.interop.hf_folder import ADAPTER_CONFIG, MODEL_TYPE, AdaptedWeights, HFConfig, WeightFiles, is_adapter
 from manyformer.interop.text_settings import TextSettings, read_text_settings
-from manyformer.models import Model
+from manyformer.models.model import Model
 from manyformer.models.model_files import is_hugging_face, replacement_folder, warn_non_finite
 from manyformer.recipes.registry import Recipe, build, get_recipe, read_saved_recipe
 

@@ -18,8 +18,8 @@ from manyformer.errors import UserError, suggest_names
 from manyformer.files.json_records import DamagedFile
 from manyformer.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
 from manyformer.mixers.collaborative_attention import share_query_key_dims
-from manyformer.models import Model, ModelSpec
-from manyformer.models.model_files import CONFIG_FILE, read_spec
+from manyformer.models.model import Model
+from manyformer.models.model_files import CONFIG_FILE, ModelSpec, read_spec
 from manyformer.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
 from manyformer.recipes.keywords import PositiveSize, keyword_signature, record_parameters
 from manyformer.system.devices import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory

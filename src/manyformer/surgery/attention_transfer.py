@@ -15,7 +15,7 @@ from manyformer.config.training_sections import TransferConfig
 from manyformer.core import PADDING_SEGMENT, Context, ValueRecorder
 from manyformer.errors import UserError
 from manyformer.kernels.features import FeatureMap
-from manyformer.models import Model
+from manyformer.models.model import Model
 from manyformer.surgery.conversion import LayerTransfer, ModelPair
 from manyformer.surgery.weight_transfer import is_of_new_kernel
 from manyformer.training_hooks import eval_mode

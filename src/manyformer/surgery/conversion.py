@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from manyformer.errors import UserError
-from manyformer.models import Model
+from manyformer.models.model import Model
 
 LayerGrowth = Literal["silent", "overlapping"]
 

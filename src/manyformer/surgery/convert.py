@@ -15,7 +15,7 @@ from manyformer.data import Tokenizer, TokenizerPair, open_file
 from manyformer.data.kind import OpenRequest
 from manyformer.errors import UserError, suggest_names
 from manyformer.keyword_checks import check_names
-from manyformer.models import Model
+from manyformer.models.model import Model
 from manyformer.recipes.registry import SHARED_QK_DIM, build, get_recipe, task_of
 from manyformer.surgery.attention_transfer import TransferProgressFn, attention_pairs, transfer_attention
 from manyformer.surgery.conversion import (

@@ -10,7 +10,7 @@ from manyformer.attention import Attention, named_attention
 from manyformer.errors import UserError
 from manyformer.kernels import SoftmaxKernel
 from manyformer.mixers.collaborative_attention import CollaborativeAttention
-from manyformer.models import Model
+from manyformer.models.model import Model
 from manyformer.recipes.registry import REMOVED_HEADS, SHARED_QK_DIM, build, get_recipe
 from manyformer.scores import rank_key
 from manyformer.type_aliases import FloatArray
