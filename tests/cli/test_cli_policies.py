@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Cli
 from PIL import Image
 
-from conftest import Cli
 from manyformer.data.episode_sources import read_minari
 from manyformer.data.trajectory_archive import read_archive
 from manyformer.train import silent, train
