@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import Cli
 from PIL import Image
 
 from conftest import Cli

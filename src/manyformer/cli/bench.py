@@ -99,9 +99,12 @@ def _read_candidates(arguments: list[str]) -> "tuple[list[BenchCandidate], dict[
         # the value of `--key` is not a recipe's name
         previous = keyword_arguments[-1] if keyword_arguments else ""
         is_value = previous.startswith("--") and "=" not in previous
+        # a recipe's name may have keywords of its own behind a colon, as in compose:norm_order=pre
         is_setting = "=" in argument and ":" not in argument.partition("=")[0]
-        is_keyword = argument.startswith("--") or is_value or is_setting
-        (keyword_arguments if is_keyword else names).append(argument)
+        if argument.startswith("--") or is_value or is_setting:
+            keyword_arguments.append(argument)
+        else:
+            names.append(argument)
     candidates = [_candidate(name) for name in names]
     return candidates, _shared_keywords(keyword_arguments, candidates)
 

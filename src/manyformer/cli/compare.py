@@ -180,6 +180,7 @@ def _suite_plan_page(suite: "Suite", options: "SuiteOptions", out: str | None) -
     from manyformer.compare.comparison_report import spell_duration
     from manyformer.compare.suite_runner import plan_suite
 
+    # a plan is made of timed steps, which takes a while
     with status_line(f"timing {suite.name}") as status:
         plan = plan_suite(suite, options, out, on_progress=status)
     yield f"{suite.file.title}\n"

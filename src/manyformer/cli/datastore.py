@@ -325,6 +325,7 @@ class ProgressBar:
         progress = f"{format_count(done)} of {format_count(total)} {self.unit}, {format_count(rate)}/s"
         if self._bar is not None:
             self._bar.update(self._task, completed=done, total=total, progress=progress)
+        # a log gets a line now and then instead of a bar that is drawn again and again
         elif current_time - self.last_line_time > SECONDS_BETWEEN_LINES:
             time_left = ""
             if rate:

@@ -129,7 +129,6 @@ def examine() -> list[DoctorFinding]:
 
 def verify_folder(folder: Path) -> list[DoctorFinding]:
     """Verify every folder with a manifest in `folder`. Raises UserError if there is none."""
-    from manyformer.errors import UserError
     from manyformer.files.verified_folder import MANIFEST, VerifiedFolder
 
     manifests = sorted(folder.rglob(MANIFEST))
@@ -179,7 +178,10 @@ def _torch() -> Iterator[DoctorFinding]:
     else:
         yield DoctorFinding("torch", "ok", torch.__version__)
     # those that this process may use, which a container or a scheduler limits
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    if hasattr(os, "sched_getaffinity"):
+        cores: int | None = len(os.sched_getaffinity(0))
+    else:
+        cores = os.cpu_count()
     yield DoctorFinding("threads", "ok", f"{torch.get_num_threads()} on {cores} cores (OMP_NUM_THREADS sets them)")
 
 

@@ -115,6 +115,7 @@ def evaluate(
     if out is not None:
         from manyformer.view import draw_scores_by_length
 
+        # scores by length have the words of their range among their parts, the others have not
         by_length = {
             name: [record for record in evaluation.scores if "words" in record.parts]
             for name, evaluation in evaluations.items()
@@ -186,6 +187,7 @@ def _calibrated(model: "Model", calibration: Path | None, settings: "EvaluationS
             "calibrate RUN --sweep` compares its texts"
         )
     decoding = decoding_from_options(beam=settings.beam, length_penalty=settings.length_penalty)
+    # with the decoding of this evaluation: the guarantee holds for greedy decoding alone
     use_calibrated_exits(model, calibration, decoding)
     return model
 

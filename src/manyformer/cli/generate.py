@@ -159,6 +159,7 @@ def _text_decoding(
     beam = options.get("beam")
     if samples == 0:
         raise UserError("--samples is 0, but there must be at least one text")
+    # each is a way to choose tokens; two of them contradict each other even where they would give the same text
     choices = {"--greedy": greedy, "--beam": bool(beam), "--temperature 0": temperature == 0}
     if selected := [option for option, is_selected in choices.items() if is_selected]:
         if len(selected) > 1:
@@ -166,6 +167,7 @@ def _text_decoding(
         sampling_options = ("temperature", "top_k", "top_p", "min_p", *(() if beam else ("samples",)))
         message = f"{{option}} is for sampling, and {selected[0]} does not sample"
         refuse_options(context, sampling_options, f"{message}: leave one of them out")
+        # a seed is allowed with any of them, and changes nothing; of a beam the samples are the best hypotheses
         options |= {"temperature": None, "seed": None, "samples": None, "best": samples if beam else None}
     elif temperature is None:
         options["temperature"] = TEMPERATURE

@@ -108,6 +108,7 @@ DECODING_NAMES = {"max_new": ("--max-new", "--length"), "crop": ("--crop",)}
 def decoding_option(name: str, note: str = "", *, panel: str | None = None) -> Any:
     """The command-line option for one of the `DecodingOptions`, with its bounds and meaning; `note` ends the help."""
     *metadata, meaning = DecodingOptions.__annotations__[name].__metadata__
+    # bounds that are no closed ones, such as "above 0", are checked when the options become a decoding
     minimum: Any = next((bound.ge for bound in metadata if isinstance(bound, Ge)), None)
     maximum: Any = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
     help_text = f"{meaning} {note}".strip()
@@ -116,6 +117,7 @@ def decoding_option(name: str, note: str = "", *, panel: str | None = None) -> A
 
 def decoding_options(*names: str, **notes: str) -> Callable[[F], F]:
     """Replace a command's parameter `**decoding: Unpack[DecodingOptions]` by these options; `notes` end their helps."""
+    # typer has no option that is either a text or several
     types: dict[str, Any] = {**get_type_hints(DecodingOptions), "stop": list[str] | None}
 
     def option(name: str) -> Parameter:
@@ -157,7 +159,7 @@ def split_arguments(arguments: list[str]) -> tuple[str | None, list[str]]:
 def refuse_options(context: typer.Context, names: Iterable[str], message: str) -> None:
     """Raise UserError with `message`, in which {option} is its name, for the first of these options that was given."""
     for parameter in context.command.params:
-        # typer does not say whether an option was given, only its value: one that equals the default changes nothing
+        # by the value: an option that was given its default changes nothing, and need not be refused
         if parameter.name in names and context.params[parameter.name] not in (None, False, [], (), parameter.default):
             raise UserError(message.format(option=parameter.opts[0]))
 

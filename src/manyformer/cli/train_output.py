@@ -86,6 +86,7 @@ def _print_model(run: RunConfig, planned: PlannedModel) -> None:
     )
     # a row of the data is as long as the model allows at most, unlike the one that is assumed
     length = min(planned.row_length, model.max_length or planned.row_length)
+    # a backward pass computes about twice as much as a forward pass
     step = 3 * forward_cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")
 
@@ -94,10 +95,9 @@ def _expected_model(run: RunConfig) -> PlannedModel:
     """The model as far as it is known without the data."""
     recipe = get_recipe(run.recipe)
     expected = run.data.expected_keywords(set(recipe.signature.parameters) - set(run.model))
+    head = {}
     if HEAD in recipe.signature.parameters:
         head = expected_head(recipe.card.task.variant(run.data.kind))
-    else:
-        head = {}
     model = build_on_meta(run.recipe, {**head, **run.model, **expected.keywords})
     return PlannedModel(model, expected.assumption, expected.row_length)
 

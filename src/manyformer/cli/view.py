@@ -73,6 +73,7 @@ def view(
     if datastore is not None:
         from manyformer.datastore import Datastore, knn_lm
 
+        # a datastore belongs to one model, whose keys it has
         models[0] = models[0]._replace(model=knn_lm(models[0].model, Datastore(datastore)))
     see: Callable[..., ModelView]
     title = ""

@@ -81,6 +81,7 @@ class DatastoreJob:
             row_length = self.data.length
         else:
             row_length = self.windows.context
+        # at least one row, also where the windows are longer than the run's batches
         return max(1, self.run.config.batch.tokens // row_length)
 
     @property
@@ -105,6 +106,7 @@ class DatastoreJob:
             stamps: Any = self._open_split().facts.sha256
         else:
             stamps = [source.stamp() for source in text_sources(self.path, self.data.column, scratch_dir)]
+        # all that decides which number stands where in the key file
         settings: dict[str, Any] = {"model": self.weights, "keys": self.key_layer, "precision": self.precision}
         settings |= {"length": self.data.length, "packing": self.data.packing, "rows": self.rows, "text": stamps}
         if self.windows is not None:
@@ -120,6 +122,7 @@ class DatastoreJob:
         shard = self._open_split()
         with write_shards(folder, [TEXT], self.run.tokenizers.source.vocab) as writers:
             for start, stop in zip(shard.offsets[:-1], shard.offsets[1:]):
+                # copied, because the run's data may be removed, while a datastore shows its text
                 writers.shards[TEXT].add(shard.tokens[start:stop].astype(np.int32), starts_document=True)
         # characters and bytes are taken from the run's data, because only tokens are read here
         return writers.facts[TEXT]._replace(characters=shard.facts.characters, bytes=shard.facts.bytes)
@@ -207,6 +210,7 @@ class ContextReader:
 
     def __len__(self) -> int:
         """The number of batches."""
+        # rounded up: the last batch may have fewer rows
         return -(-self.arrangement.count // self.rows)
 
     def read(self, index: int) -> tuple[IntArray, NDArray[np.float32]]:
@@ -331,6 +335,7 @@ def _write_keys(
 ) -> None:
     """Compute and write the key of every entry; keys that are written again after a resume have the same values."""
     shard = open_shard(folder, TEXT, facts.text)
+    # mapped, because the keys are often larger than memory
     keys = np.memmap(folder / KEYS, facts.dtype, "r+", shape=(facts.entries, facts.width))
     reader = ContextReader(job, shard)
     offsets = np.asarray(shard.offsets)
@@ -359,11 +364,13 @@ def _resume(carried: CarriedState, folder: Path, progress: BuildProgress) -> int
 def _save_progress(carried: CarriedState, folder: Path, progress: BuildProgress, *, is_last: bool) -> None:
     """Write the model's state unless this is the last batch, then the progress record that refers to it."""
     file = folder / f"{progress.batches}-{STATE_FILE}"
+    # without the state of the previous checkpoint, which is removed below
     files = {name: size for name, size in progress.files.items() if not name.endswith(STATE_FILE)}
     with report_disk_full(str(folder)):
         if carried.enabled and not is_last:
             write_state_file(carried, file)
             files[file.name] = file_sum(file)
+        # after the state that it names: an interruption in between leaves the earlier record and its state
         progress.model_copy(update={"files": files}).write(folder / BUILDING)
     _remove_states(folder, keep=file)
 
@@ -377,6 +384,7 @@ def _remove_states(folder: Path, *, keep: Path | None = None) -> None:
 
 def _cast_keys(float_keys: NDArray[np.float32], facts: DatastoreFacts) -> NDArray[Any]:
     """The keys in the precision of the datastore. Raises UserError for keys beyond its range."""
+    # what overflows becomes infinite, and is reported below
     with np.errstate(over="ignore"):
         cast = float_keys.astype(facts.precision)
     if not np.isfinite(cast).all():

@@ -63,6 +63,7 @@ def extract_keys(model: Model, key_layer: KeyLayer) -> KeyExtraction:
     stream_dim = _hidden_dim(model, reader)
     if key_layer == "final":
         return KeyExtraction(reader, stream_dim, stream_dim)
+    # in the order of definition, so that the last one is nearest to the output
     layers = [part for part in model.body.modules() if isinstance(part, FeedForward | GatedFeedForward)]
     if not layers:
         raise UserError(f"{model_name(model)} has no feed-forward layer whose input could be the key; use keys 'final'")
@@ -93,4 +94,5 @@ def read_batch(carried: CarriedState, batch: CausalLMBatch, *, piece_length: int
 def _hidden_dim(model: LanguageModel, reader: LanguageModel) -> int:
     """The channels of the hidden states of `reader`, which shares its modules, and their mode, with `model`."""
     with eval_mode(model), torch.no_grad():
+        # asked of the model itself: recipes may change the width between layers
         return reader.hidden(torch.zeros(1, 1, dtype=torch.long, device=model.device)).y.shape[-1]

@@ -243,8 +243,10 @@ class Datastore:
         if not 1 <= k <= len(self):
             raise UserError(f"neighbours ({k}) must be from 1 to {len(self):,}, the entries of {self.folder}")
         queries = queries.detach()
+        # distances of half precision would make ties of different neighbours
         if queries.dtype != torch.float64:
             queries = queries.float()
+        # faiss does not take an empty array
         if not len(queries):
             return Neighbours(queries.new_empty(0, k), torch.empty(0, k, dtype=torch.long, device=queries.device))
         if self.index is None:

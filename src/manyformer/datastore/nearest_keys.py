@@ -32,6 +32,15 @@ KEYS_PER_BLOCK = 1 << 15
 VALUES_PER_BLOCK = 1 << 22
 """The number of key values per block when distances are computed."""
 
+KEYS_PER_ADDITION = 1 << 16
+"""The number of keys that are added to an index at a time."""
+
+MIN_TRAINING_KEYS = 39 * 256
+"""The number of keys that faiss recommends for training codes of 256 values."""
+
+DEFAULT_PROBE = 32
+"""The default number of lists that a search visits, as in Khandelwal et al. 2020, section 3."""
+
 
 class Neighbours(NamedTuple):
     """The nearest entries of each query in ascending distance; missing ones are entry -1 at an infinite distance."""
@@ -102,16 +111,6 @@ def with_distances(keys: KeyArray, queries: Float[Tensor, "n d"], entries: Int[T
 def _to_tensor(keys: KeyArray, like: Tensor) -> Tensor:
     """A copy of some keys on the device and in the dtype of `like`."""
     return torch.from_numpy(np.array(keys)).to(like.device).to(like.dtype)
-
-
-KEYS_PER_ADDITION = 1 << 16
-"""The number of keys that are added to an index at a time."""
-
-MIN_TRAINING_KEYS = 39 * 256
-"""The number of keys that faiss recommends for training codes of 256 values."""
-
-DEFAULT_PROBE = 32
-"""The default number of lists that a search visits, as in Khandelwal et al. 2020, section 3."""
 
 
 @final

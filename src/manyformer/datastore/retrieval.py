@@ -123,6 +123,7 @@ class RetrievalAugmentedModel(nn.Module):
         self.k = k
         self.vocab = model.vocab
         self.tokenizer = model.tokenizer
+        # both read every token, so that the shorter one decides
         max_lengths = [length for length in (model.max_length, retriever.max_length) if length is not None]
         self.max_length = min(max_lengths, default=None)
         self.eval()

@@ -99,6 +99,7 @@ def tune(
         own_text = check_own_text(material.text, material.name, store, tokenizer, exclude_own=exclude_own)
         for fraction, chunk in read_queries(job, store, material):
             if max_tokens is not None:
+                # the last chunk is cut, so that the result does not depend on the size of chunks
                 chunk = TuningQueries(*(part[: max_tokens - num_tokens] for part in chunk))
             num_tokens += len(chunk.targets)
             excluded = own_text.excluded(chunk.text_positions.numpy())
@@ -154,6 +155,7 @@ def _nats(
             mixing_weights = all_weights * (neighbour_shares.sum(1) > 0)
             neighbour_probs = (neighbour_shares * matches[:, :count]).sum(1).expand_as(mixing_weights)
             mixed = interpolate(log_probs.expand_as(mixing_weights), neighbour_probs, mixing_weights)
+            # summed in float64 on the host: differences between settings are small beside the sum
             rows.append(-mixed.cpu().double().sum(1))
     return torch.stack(rows).view(len(counts), len(temperatures), len(weights))
 

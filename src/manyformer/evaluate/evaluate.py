@@ -174,6 +174,7 @@ def window_reader(model: Model, windows: ContextWindows, row_length: int) -> Mod
 def check_context(model: Model, windows: ContextWindows, row_length: int) -> None:
     """Raise UserError for a context that is longer than the model, with a memory after `row_length` tokens, allows."""
     if model.carries_state:
+        # the memory holds what came before, so that no more than a row is read at once
         at_once = min(windows.context, row_length)
     else:
         at_once = windows.context

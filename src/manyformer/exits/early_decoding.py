@@ -75,6 +75,7 @@ class DecodingWorkload:
 def exit_layers(model: Model, prompts: Sequence[str], tokens: Sequence[list[int]]) -> list[list[int]]:
     """The layer after which each generated token exited, from one forward pass over all of them without a cache."""
     tokenizers = read_write_tokenizers(model.tokenizer)
+    # the stack reports the exit of each token by itself, so that no layer is looked into
     depths = ValueRecorder(early_exit_stack(model), "depth")
     device = model.device
     task = task_of(model)

@@ -112,6 +112,7 @@ def _prompt_set(
     # spread over the whole data, whose documents may stand in an order
     chosen = [prompts[index * len(prompts) // count] for index in range(count)]
     is_translation = task_of_run(trained.config).takes_source
+    # a translation has a limit of its own, from the length of its source
     limit = NEW_TOKENS if max_new is None and not is_translation else max_new
     workload = DecodingWorkload(model, [prompt.text for prompt in chosen], limit, rows)
     references = None

@@ -149,11 +149,13 @@ def write_points(points: Sequence[ThresholdPoint], folder: Path) -> list[Path]:
 def draw_points(points: Sequence[ThresholdPoint], path: Path) -> None:
     """Write the plot to `path`; a ring marks the full model of each line."""
     figure, axes = panels(1, 2)
+    # one axis for all lines: BLEU only where every model has it
     scored = all(point.bleu is not None for point in points)
     for index, name in enumerate(dict.fromkeys(point.model for point in points)):
         model_points = [point for point in points if point.model == name]
         values = [point.bleu if scored and point.bleu is not None else point.consistency for point in model_points]
         for axis, x_values in zip(axes, ([p.layers for p in model_points], speedups(model_points))):
+            # along the axis, not in the order of thresholds, so that a line does not turn back
             xs, ys = zip(*sorted(zip(x_values, values)))
             axis.plot(xs, ys, marker="o", ms=4, lw=1.4, label=name, **curve_style(index))
             for x, value, point in zip(x_values, values, model_points):

@@ -38,7 +38,7 @@ _ROLLOUT_FIELDS = tuple(name for name in RolloutBatch._fields if name not in ("s
 
 
 class RolloutSettings(NamedTuple):
-    """How rollouts are made: the steps of each row, the discount of rewards (gamma), the lambda of advantages, and the
+    """What a rollout is: the steps of each row, the discount of rewards (gamma), the lambda of advantages, and the
     objective that the policy learns from them with."""
 
     steps: int
@@ -95,8 +95,11 @@ class RolloutCollector:
                 if steps:
                     next_values[-1] = torch.where(_truncated(steps[-1]), next_values[-1], step.values)
                 # the value after a limit of time is that of the observation which the episode ended with
-                is_cut = bool(step.result.truncated.any())
-                next_values.append(actor.value(*step.final_inputs.to(device)).cpu() if is_cut else step.values)
+                if step.result.truncated.any():
+                    next_values.append(actor.value(*step.final_inputs.to(device)).cpu())
+                else:
+                    # a placeholder until the next step has its value
+                    next_values.append(step.values)
                 steps.append(step)
             assert self.loop.inputs is not None
             last_values = actor.value(*self.loop.inputs.to(device)).cpu()
@@ -110,6 +113,7 @@ class RolloutCollector:
         return rollout
 
     def _batch(self, steps: list[ActedStep], next_values: Float[Tensor, "b l"], state: State) -> RolloutBatch:
+        # (b, l, ...): one row for each episode's row, steps along the second axis
         inputs = PolicyInputs(*(torch.stack(parts, 1) for parts in zip(*(step.inputs for step in steps), strict=True)))
         values = torch.stack([step.values for step in steps], 1)
         results = [step.result for step in steps]
@@ -229,6 +233,7 @@ def write_collector(collector: RolloutCollector, rollout: RolloutBatch | None, f
         tensors |= {f"rollout.{name}": getattr(rollout, name) for name in _ROLLOUT_FIELDS}
         tensors |= _state_tensors("rollout_state", rollout.state)
     with atomic_path(folder / TENSOR_FILE) as file:
+        # safetensors takes no tensors that share memory, as states may
         save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, file)
     RolloutScores(scores=collector.scores, has_rollout=rollout is not None).write(folder / SCORE_FILE)
 
@@ -258,6 +263,7 @@ def _restore_running(collector: RolloutCollector, tensors: dict[str, Tensor]) ->
     loop = collector.loop
     prefix = "environment."
     arrays = {name.removeprefix(prefix): tensor.numpy() for name, tensor in tensors.items() if name.startswith(prefix)}
+    # of the right shapes and types, with which those of the file are compared before they take their place
     loop.inputs = loop.first_inputs(environment.restore(arrays))
     stored = PolicyInputs(*(tensors[f"input.{name}"] for name in PolicyInputs._fields))
     for name, part, like in zip(PolicyInputs._fields, stored, loop.inputs, strict=True):
@@ -313,6 +319,7 @@ def restore_state(template: State, tensors: list[Tensor]) -> State:
 
     Raises ValueError if the number of tensors, their dtypes or their numbers of axes differ from the template's."""
     initial = flatten_state(template)
+    # sizes may differ: a state grows with its episode
     forms = [(tensor.dtype, tensor.ndim) for tensor in tensors]
     if forms != [(tensor.dtype, tensor.ndim) for tensor in initial] or len(tensors[-1]) != len(initial[-1]):
         raise ValueError("these tensors are not those of a state of this form")
