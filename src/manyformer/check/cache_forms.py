@@ -25,7 +25,7 @@ from manyformer.check.call_forms import (
 )
 
 FIRST_STEP_TOLERANCE = 1e-3
-"""The largest difference, relative to the logits, at which the first step counts as the same: a form is right or far off."""
+"""The largest difference, relative to the logits, at which the first step is right: a wrong form is far off."""
 
 PREFIX = 12
 """Tokens before the first step of a trial."""
@@ -76,7 +76,7 @@ class CacheForm:
 @final
 @dataclass(frozen=True)
 class FoundCache:
-    """The cache form of a module, with the logits of a step; `row_axes` are the axes on which the state has its rows."""
+    """The cache form of a module, with the width of its logits."""
 
     form: CacheForm
     width: int
@@ -152,7 +152,7 @@ def _first_step_difference(cache: FoundCache, tokens: Tensor, expected: Tensor, 
             read = 0
             for new in chunks:
                 read += new
-                result, state = cache.form.step(Prefix(tokens[:, :read], new, state))
+                _, state = cache.form.step(Prefix(tokens[:, :read], new, state))
             logits, _ = cache.step(tokens, 1, state)
         except Exception as error:
             reasons.append(f"{cache.form.name}: {one_line(error)}")
@@ -200,7 +200,7 @@ def cache_forms(module: nn.Module, found: FoundForm) -> list[CacheForm]:
         name for name in parameters if name == "use_cache"
     ]
     # one cache, or as many as the call returns, such as keys and values beside memories
-    groups = [(name,) for name in caches]
+    groups: list[tuple[str, ...]] = [(name,) for name in caches]
     if len(caches) > 1:
         groups.append(tuple(caches))
     for names in groups:

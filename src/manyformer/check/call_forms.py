@@ -25,7 +25,7 @@ LARGEST_TRIAL = 2048
 """The greatest length that is tried in search of a limit: no test uses longer sequences."""
 
 TRIAL_SECONDS = 0.5
-"""A length whose call takes longer is the last that is tried: the search for a limit must not take longer than the tests."""
+"""A length whose call takes longer is the last that is tried: the search must not take longer than the tests."""
 
 POSITION_NAMES = ("start_pos", "input_pos", "pos", "position", "offset", "cache_position", "start_position", "step")
 TARGET_NAMES = ("targets", "target", "labels", "y", "target_ids", "tgt", "label", "lm_labels")
@@ -325,7 +325,7 @@ class _FormSearch:
         for accepts_features in (False, True):
             for form in forms:
                 for length in self._trial_lengths():
-                    found = self._try(form, length, accepts_features)
+                    found = self._try(form, length, accepts_features=accepts_features)
                     if found is not None:
                         return self._with_lengths(found, length)
         raise NoFormFound(self.module, self.attempts)
@@ -333,20 +333,17 @@ class _FormSearch:
     def _may_take(self, form: CallForm) -> bool:
         """Whether the names of the parameters allow a form: a position is no target, and the other way around."""
         try:
-            parameters = [
-                parameter
-                for parameter in inspect.signature(self.module.forward).parameters.values()
-                if parameter.kind
-                in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD, parameter.VAR_POSITIONAL)
-            ]
+            signature = inspect.signature(self.module.forward).parameters
         except (TypeError, ValueError):
             # a scripted module has no signature: everything is tried
             return True
-        names = [parameter.name for parameter in parameters]
+        positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        names = [name for name, parameter in signature.items() if parameter.kind in positional]
+        takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in signature.values())
         if form.extra_token:
-            return "return_loss" in inspect.signature(self.module.forward).parameters
+            return "return_loss" in signature
         second = names[1] if len(names) > 1 else None
-        takes_more = second is not None or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+        takes_more = second is not None or takes_any
         if form.takes_targets:
             return takes_more and second not in POSITION_NAMES
         if form.name == "f(x)":
@@ -363,7 +360,7 @@ class _FormSearch:
             lengths.append(limit)
         return lengths
 
-    def _try(self, form: CallForm, length: int, accepts_features: bool) -> FoundForm | None:
+    def _try(self, form: CallForm, length: int, *, accepts_features: bool) -> FoundForm | None:
         tokens = self._tokens(length)
         targets = self._tokens(length)
         lookups = TableLookups()
@@ -374,7 +371,7 @@ class _FormSearch:
             self.attempts.append(Attempt(form.name, length, one_line(error)))
             return None
         vocabulary, reason = self._vocabulary(lookups.lookups, tokens)
-        widths = self._widths(result.tensors, length, vocabulary, accepts_features)
+        widths = self._widths(result.tensors, vocabulary, accepts_features=accepts_features)
         logits = find_logits(result.tensors, TRIAL_ROWS, length, widths)
         if logits is None:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in result.tensors[:3]) or "no floating tensor"
@@ -405,9 +402,7 @@ class _FormSearch:
             return named.value, f"`{named.name}`"
         return None, ""
 
-    def _widths(
-        self, tensors: Sequence[Tensor], length: int, vocabulary: int | None, accepts_features: bool
-    ) -> list[int]:
+    def _widths(self, tensors: Sequence[Tensor], vocabulary: int | None, *, accepts_features: bool) -> list[int]:
         """The widths that count as logits, best first: the vocabulary, then what a padded vocabulary was cut to."""
         widths = [] if vocabulary is None else [vocabulary]
         candidates = sorted({tensor.shape[-1] for tensor in tensors if tensor.ndim >= 2}, reverse=True)
@@ -458,9 +453,9 @@ class _FormSearch:
             run_form(found.form, self.module, tokens, tokens)
         positions = torch.arange(length, device=self.device)
         for lookup in lookups.lookups:
-            if torch.equal(lookup.ids.flatten().unique(), positions) and lookup.rows >= length:
-                if not runs(lookup.rows + multiple):
-                    return lookup.rows, "the table that receives the positions has as many rows"
+            receives_positions = torch.equal(torch.unique(lookup.ids), positions)
+            if receives_positions and lookup.rows >= length and not runs(lookup.rows + multiple):
+                return lookup.rows, "the table that receives the positions has as many rows"
         largest = length
         raised = False
         while largest < LARGEST_TRIAL:
