@@ -7,7 +7,6 @@ import pytest
 from commands import Cli
 from PIL import Image
 
-from conftest import Cli
 from manyformer.data.episode_archives import read_archive, read_minari
 from manyformer.train import silent, train
 
