@@ -34,12 +34,14 @@ def places_of(mask: Bool[Tensor, " n"], count: int | None) -> Int[Tensor, " m"]:
     """Where the mask is set, in order. Without the `count` of these places a device would have to be waited for."""
     if count is None or reads_are_free(mask):
         return mask.nonzero()[:, 0]
+    # a stable sort keeps the order of the places, and those that are set come first
     return (~mask).to(torch.uint8).argsort(stable=True)[:count]
 
 
 def count_values(values: Int[Tensor, "*n"], size: int) -> Int[Tensor, " size"]:
     """How often each of the numbers below `size` occurs: `torch.bincount`, which on a GPU reads the largest value."""
     flat = values.flatten()
+    # adding ones at the values needs no size from the device
     return torch.zeros(size, dtype=torch.long, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
 
 

@@ -52,6 +52,7 @@ def entry_points(group: str) -> dict[str, EntryPoint]:
 
 def import_entry_point(group: str, name: str) -> bool:
     """Import the module that an installed package offers under `name`; False if none does. Raises UserError."""
+    # the module is imported when its name is first used: installed packages cost nothing before
     entry = entry_points(group).get(name)
     if entry is None:
         return False

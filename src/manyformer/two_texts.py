@@ -100,6 +100,7 @@ def sentence_starts(document: str) -> list[int]:
     """Where the sentences of a document begin, with the white space before them.
 
     A sentence ends after . ! ? and at an empty line."""
+    # the first sentence begins with the document, whatever that begins with
     starts = [0]
     last_character = ""
     for match in _WORD.finditer(document):
@@ -121,13 +122,14 @@ class DocumentEncoder:
         return self._encode(document)
 
     def _tokens(self, document: str) -> DocumentTokens:
-        ids, starts, stops = (column.tolist() for column in _columns(self.tokenizer.encode_spans(document)))
+        tokens = self.tokenizer.encode_spans(document)
+        starts = tokens.starts.tolist()
         sentences = sentence_starts(document)
-        return DocumentTokens(ids, list(zip(starts, stops)), [bisect_right(sentences, start) - 1 for start in starts])
-
-
-def _columns(tokens: SpannedTokens) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
-    return tokens.ids, tokens.starts, tokens.stops
+        return DocumentTokens(
+            tokens.ids.tolist(),
+            list(zip(starts, tokens.stops.tolist())),
+            [bisect_right(sentences, start) - 1 for start in starts],
+        )
 
 
 def tokens_of_answer(document: DocumentTokens, start: int, stop: int) -> tuple[int, int] | None:

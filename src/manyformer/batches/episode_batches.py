@@ -117,4 +117,7 @@ class TrajectoryBatch(NamedTuple):
 
 def count_action_targets(targets: Int64[Tensor, "*b"] | Float[Tensor, "*b a"]) -> Int64[Tensor, ""]:
     """The number of discrete or continuous actions that are scored."""
-    return (~targets[..., 0].isnan() if targets.is_floating_point() else targets != IGNORE_INDEX).sum()
+    if targets.is_floating_point():
+        return (~targets[..., 0].isnan()).sum()
+    # a tensor, which stays on its device until somebody needs the number
+    return (targets != IGNORE_INDEX).sum()

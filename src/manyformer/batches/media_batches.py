@@ -142,7 +142,7 @@ class GraphBatch(NamedTuple):
     def with_places(self) -> Self:
         # (b * m,): padding is -1 on both sides
         sources, targets = self.edges.flatten(0, 1).unbind(1)
-        links, loops = (
-            ((sources >= 0) & is_kind).nonzero()[:, 0] for is_kind in (sources != targets, sources == targets)
-        )
+        is_edge = sources >= 0
+        links = (is_edge & (sources != targets)).nonzero()[:, 0]
+        loops = (is_edge & (sources == targets)).nonzero()[:, 0]
         return self._replace(scored=scored_places(self.targets), links=links, loops=loops)

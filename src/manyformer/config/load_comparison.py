@@ -50,10 +50,9 @@ def load_comparison(target: str | Path, overrides: Sequence[str] = (), *, recipe
 
     Raises UserErrors with every error in the file.
     """
-    name, about, file, layer, base_layers, mappings = read_parts(
-        target, ComparisonFile, ("cases",), "a comparison has a base run and cases", recipes
-    )
-    return Comparison(name, about, file, read_cases(base_layers, mappings["cases"], file, layer, overrides, recipes))
+    parts = read_parts(target, ComparisonFile, ("cases",), "a comparison has a base run and cases", recipes)
+    cases = read_cases(parts.base_layers, parts.mappings["cases"], parts.file, parts.layer, overrides, recipes)
+    return Comparison(parts.name, parts.about, parts.file, cases)
 
 
 def read_parts(
@@ -127,8 +126,8 @@ def take_mapping(layer: SettingLayer, key: str, errors: list[SettingError], *, n
     if not isinstance(parts, dict):
         errors.append(SettingError(layer.location_of((key,)), key, f"must be a mapping, not {format_value(parts)}"))
         return SettingLayer()
-    for name, part in parts.items() if nested else ():
-        if not isinstance(part, dict | None):
+    for name, part in parts.items():
+        if nested and not isinstance(part, dict | None):
             message = f"must be a mapping of settings that differ from the run's, not {format_value(part)}"
             errors.append(SettingError(layer.location_of((key, name)), f"{key}.{name}", message))
     return SettingLayer(parts, locations)

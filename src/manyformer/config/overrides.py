@@ -74,7 +74,10 @@ def place_overrides(
     data = overlay(base, settings).data
     valid_names = valid_settings(data, signature)
     for override in overrides:
-        key, problem = (override.key, "") if override in dotted else _expand_key(override.key, valid_names, signature)
+        key = override.key
+        problem = ""
+        if override not in dotted:
+            key, problem = _expand_key(override.key, valid_names, signature)
         section, _, setting = key.partition(".")
         if not problem and setting and (section not in {*SECTIONS, "model"} or "." in setting):
             problem = f"no such setting; {suggest_setting(key, valid_names)}"

@@ -120,6 +120,7 @@ class RunConfig(ConfigSection):
         default = DEFAULT_WARMUP[self.schedule.name]
         if self.limits.steps is None:
             return default
+        # a short run would end within the usual warm-up
         return min(default, max(1, self.limits.steps // 10))
 
     @classmethod

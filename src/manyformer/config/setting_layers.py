@@ -90,6 +90,7 @@ def overlay(lower: SettingLayer, upper: SettingLayer) -> SettingLayer:
         elif not isinstance(lower_section, dict) or _selects_other_member(name, lower_section, section):
             merged.put((name,), dict(section), upper.locations_below((name,)))
         elif name == "data" and _selects_other_variant(lower_section, section):
+            # the upper layer may leave the kind, which is the same, to the lower one
             merged.put((name,), {"kind": lower_section["kind"], **section}, upper.locations_below((name,)))
         else:
             if name == "data":

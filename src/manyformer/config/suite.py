@@ -113,17 +113,15 @@ def load_suite(
     `chosen` names its cases and any other recipes, which get the suite's settings; without them all cases are taken.
     Raises UserErrors with every error in the file.
     """
-    name, about, file, layer, base_layers, mappings = read_parts(
-        target, SuiteFile, ("cases", TASKS_KEY), "a suite has a run, cases and tasks", recipes
-    )
-    cases = _chosen_cases(mappings["cases"], chosen, file.reference)
-    reader = _TaskReader(name, file, layer, base_layers, cases, overrides, recipes)
-    tasks = mappings[TASKS_KEY]
+    parts = read_parts(target, SuiteFile, ("cases", TASKS_KEY), "a suite has a run, cases and tasks", recipes)
+    cases = _chosen_cases(parts.mappings["cases"], chosen, parts.file.reference)
+    reader = _TaskReader(parts.name, parts.file, parts.layer, parts.base_layers, cases, overrides, recipes)
+    tasks = parts.mappings[TASKS_KEY]
     loaded_tasks = tuple(
         reader.read(task, SettingLayer(dict(tasks.data[task] or {}), tasks.locations_below((task,))))
         for task in tasks.data
     )
-    return Suite(name, about, file, loaded_tasks)
+    return Suite(parts.name, parts.about, parts.file, loaded_tasks)
 
 
 def _chosen_cases(cases: SettingLayer, chosen: Sequence[str], reference: str) -> SettingLayer:
@@ -171,6 +169,7 @@ class _TaskReader:
         """Each case after another one that is trained on the inputs of the task alone."""
         cases: dict[str, Any] = {}
         for name, settings in self.cases.data.items():
+            # the same rows, of which the inputs themselves are predicted
             data = {**settings.get("data", {}), "targets": "inputs"}
             cases[pretraining_name(name)] = {**settings, "data": data}
             cases[name] = {**settings, "init_from": pretraining_name(name)}

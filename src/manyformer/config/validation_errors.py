@@ -10,6 +10,7 @@ from pydantic_core import ErrorDetails
 
 from manyformer.config.data_sections import DATA_SECTIONS
 from manyformer.config.run import UNION_TAGS, RunConfig
+from manyformer.config.section import ConfigSection
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath
 from manyformer.config.setting_names import (
     section_members,
@@ -130,7 +131,11 @@ def _is_consequence(details: ErrorDetails, path: SettingPath, removed: set[str])
 def _remove_setting(data: dict[str, Any], path: SettingPath, *, missing: bool) -> str:
     section = str(path[0])
     in_section = len(path) > 1 and isinstance(data.get(section), dict)
-    container, name = (data[section], str(path[1])) if in_section else (data, section)
+    container = data
+    name = section
+    if in_section:
+        container = data[section]
+        name = str(path[1])
     if missing:
         # any value, so that what depends on others can still be checked
         container[name] = "?"
@@ -208,7 +213,10 @@ def _not_a_mapping(value: Any, section: str) -> str:
 
 
 def _required_setting_help(path: SettingPath) -> str:
-    for member in (RunConfig,) if len(path) == 1 else section_members(str(path[0])):
+    members: tuple[type[ConfigSection], ...] = (RunConfig,)
+    if len(path) > 1:
+        members = section_members(str(path[0]))
+    for member in members:
         field = member.model_fields.get(str(path[-1]))
         if field is not None and field.is_required():
             doc = " ".join(str(field.description).split())

@@ -269,6 +269,7 @@ class Sampler(SeededFeed):
 
     def _current_epoch(self) -> Epoch:
         if self._cached_epoch is None:
+            # planned once: a plan may shuffle millions of rows
             self._cached_epoch = self._plan.epoch(self.seed, self.epoch)
             self._epoch_length = len(self._cached_epoch)
         return self._cached_epoch

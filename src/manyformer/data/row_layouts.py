@@ -343,7 +343,6 @@ class WindowRows(RowLayout, RowArrangement):
         self._tokens = shard.tokens
         self._offsets = np.asarray(shard.offsets)
         self._pad = pad
-        context, stride = windows
         if across_documents:
             offsets = np.array([0, len(shard.tokens)])
         else:
@@ -352,15 +351,15 @@ class WindowRows(RowLayout, RowArrangement):
         sizes = np.diff(offsets) - 1
         document_starts = offsets[:-1][sizes > 0]
         sizes = sizes[sizes > 0]
-        counts = 1 + -(-np.maximum(sizes - context, 0) // stride)
+        counts = 1 + -(-np.maximum(sizes - windows.context, 0) // windows.stride)
         number = ragged_arange(counts)
-        starts = np.repeat(document_starts, counts) + number * stride
-        lengths = np.minimum(context, np.repeat(document_starts + sizes, counts) - starts)
+        starts = np.repeat(document_starts, counts) + number * windows.stride
+        lengths = np.minimum(windows.context, np.repeat(document_starts + sizes, counts) - starts)
         # the longest first: rows of a batch are then of similar length, with little padding
         order = np.argsort(-lengths, kind="stable")
         self._starts = starts[order]
         self._lengths = lengths[order]
-        self._scored_from = np.where(number > 0, context - stride, 0)[order]
+        self._scored_from = np.where(number > 0, windows.context - windows.stride, 0)[order]
         self.count = len(order)
 
     def arrange(self, random: np.random.Generator | None, epoch: int = 0) -> "WindowRows":

@@ -95,6 +95,7 @@ class VerifiedFolder:
     def verify(self, *, recompute: bool = False) -> None:
         """Compare all files, with `recompute` also those that were compared before. Raises DamagedFile."""
         if recompute:
+            # without its memory every sum is computed again
             (self.folder / _MEMORY).unlink(missing_ok=True)
         self._verify(self.sums)
 
@@ -111,12 +112,12 @@ class VerifiedFolder:
         original = dict(remembered)
         for name in names:
             path = self.folder / name
-            size, digest = self.sums[name]
-            current = _VerifiedFile(_file_state(path, size), digest)
+            expected = self.sums[name]
+            current = _VerifiedFile(_file_state(path, expected.size), expected.sha256)
             verified = remembered.get(name, current)
             # a file that looks the same to the system is not read again
             if name not in remembered or verified[:2] != current[:2]:
-                _compare_sum(path, digest)
+                _compare_sum(path, expected.sha256)
                 verified = current
             if check is not None and check.fact not in verified.facts:
                 check.run(path)
@@ -218,6 +219,7 @@ def unfinished_folder(folder: Path, work: str) -> Iterator[None]:
     try:
         yield
     except Exception:
+        # an empty folder would look like a result
         if is_new and [path.name for path in folder.iterdir()] == [MARK]:
             (folder / MARK).unlink()
             folder.rmdir()

@@ -222,8 +222,9 @@ def send(x: Tensor, device: torch.device) -> Tensor:
     The host does not wait for them to arrive. A tensor that is there already stays as it is."""
     if x.device.type == device.type:
         return x.to(device)
-    pins_copies = device_kind(device).pins_copies
-    return (x.pin_memory() if pins_copies else x).to(device, non_blocking=pins_copies)
+    if not device_kind(device).pins_copies:
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
 
 
 def wide_dtype(device: torch.device) -> torch.dtype:
@@ -377,7 +378,11 @@ def describe_request(error: BaseException) -> str:
     match = _REQUESTED.search(str(error))
     if match is None:
         return ""
-    return f" ({format_memory(int(match[1])) if match[1] else match[2]} at once)"
+    # a number of bytes, or one with a unit already
+    size = match[2]
+    if match[1]:
+        size = format_memory(int(match[1]))
+    return f" ({size} at once)"
 
 
 @contextmanager

@@ -254,12 +254,12 @@ def freeze_layers(model: Model, layers: int | Literal["all"]) -> None:
 
     Raises UserError if the model has fewer layers, or no single stack of them."""
     # modules rather than weights, so that their dropout stops as well
-    for module in _all_but_head(model) if layers == "all" else _lowest_layers(model, layers):
+    if layers == "all":
+        frozen = [module for name, module in model.named_children() if not is_head(name)]
+    else:
+        frozen = list(_lowest_layers(model, layers))
+    for module in frozen:
         _freeze(module)
-
-
-def _all_but_head(model: Model) -> Iterator[nn.Module]:
-    return (module for name, module in model.named_children() if not is_head(name))
 
 
 def _lowest_layers(model: Model, layers: int) -> Iterator[nn.Module]:

@@ -84,10 +84,12 @@ class CheckpointStore:
                 with self.process_group.raise_together():
                     if self.process_group.is_main_process:
                         write_manifest(draft)
+                        # the same step with another evaluation: see `TrainingLoop.checkpoint`
                         if final.exists():
                             self._remove(step)
                         os.rename(draft, final)
                         sync_folder(self.folder)
+            # also after Ctrl-C: no part of a checkpoint stays
             except BaseException:
                 shutil.rmtree(draft, ignore_errors=True)
                 raise

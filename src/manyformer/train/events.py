@@ -195,6 +195,7 @@ def log_file_reporter(path: Path) -> EventListener:
 
     def report(event: TrainingEvent) -> None:
         if lines := format_event(event):
+            # a log that cannot grow ends the run with the sentence of a full disk
             with report_disk_full(f"the log {path}"):
                 append_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
@@ -217,6 +218,7 @@ class LiveReporter:
         if isinstance(event, TrainingFinished):
             self.close()
         for line in format_event(event):
+            # names of files may hold brackets, which rich would read as markup
             self._console.print(line, soft_wrap=True, markup=False)
 
     def close(self) -> None:
@@ -234,5 +236,6 @@ class LiveReporter:
             self._bar = Progress(BarColumn(bar_width=24), text_column, console=self._console)
             self._bar.add_task("", total=1.0, text="")
             self._bar.start()
+        # the bar has a single task
         (task,) = self._bar.task_ids
         self._bar.update(task, completed=event.progress, text=_format_progress(event).removeprefix("step").strip())

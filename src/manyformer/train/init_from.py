@@ -127,7 +127,8 @@ def _other_class_counts(folder: Path, model: Model) -> tuple[int, int] | None:
     """The numbers of labels of the saved model and of `model`, of the same recipe; None if they are equal."""
     saved = read_spec(folder)
     spec = model.spec
-    old, new = (keywords.get(CLASSES) for keywords in (saved.keywords, spec.keywords))
+    old = saved.keywords.get(CLASSES)
+    new = spec.keywords.get(CLASSES)
     if saved.recipe != spec.recipe or old is None or new is None or old == new:
         return None
     return old, new

@@ -110,8 +110,12 @@ def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.P
     decayed: list[nn.Parameter] = []
     undecayed: list[nn.Parameter] = []
     for weight in model.parameters():
-        if weight.requires_grad:
-            (decayed if weight.ndim >= 2 and id(weight) not in exempt else undecayed).append(weight)
+        if not weight.requires_grad:
+            continue
+        if weight.ndim >= 2 and id(weight) not in exempt:
+            decayed.append(weight)
+        else:
+            undecayed.append(weight)
     return decayed, undecayed
 
 
@@ -153,6 +157,7 @@ def restore_optimizer_state(
             expected = torch.Size()
         if name not in weights or kind not in state_kinds or value.shape != expected:
             raise DamagedFile(f"{file} is damaged: {key:.80} {tuple(value.shape)} fits no weight of the model")
+        # torch takes a state with one part for a whole one, and would fail at the next step
         if any(f"{name}/{kind_name}" not in tensors for kind_name in state_kinds):
             raise DamagedFile(f"{file} is damaged: a part of the state of {name} is missing")
         weight = weights[name]

@@ -91,7 +91,10 @@ class ProcessGroup(NamedTuple):
     def _message(self, error: Exception | None) -> str:
         """The error message of the failed process with the lowest rank."""
         # collectives send tensors of one shape, so that every message has the same length
-        encoded = ("" if error is None else str(error) or repr(error)).encode()[:_MAX_MESSAGE_BYTES]
+        text = ""
+        if error is not None:
+            text = str(error) or repr(error)
+        encoded = text.encode()[:_MAX_MESSAGE_BYTES]
         message_bytes = torch.zeros(self.size, _MAX_MESSAGE_BYTES, dtype=torch.int32)
         message_bytes[self.rank, : len(encoded)] = torch.tensor(list(encoded), dtype=torch.int32)
         rows = self.all_reduce(message_bytes.to(_collective_device())).tolist()

@@ -132,9 +132,14 @@ def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:
     """All recipes, as the configuration looks them up, after importing the kinds of data of installed packages."""
     # a kind of data must be known before a run file can name it
     import_entry_points(TASK_GROUP)
-    # looked up when they are needed: the modules of a run may define its recipe
-    signature_of, task_of = lambda name: get_recipe(name).signature, lambda name: get_recipe(name).card.task
-    return RecipeLookup(signature_of, task_of, recipe_names(), import_modules, _describe_initial_model)
+    return RecipeLookup(
+        # by name, when they are needed: the modules of a run may define its recipe
+        signature_of=lambda name: get_recipe(name).signature,
+        task_of=lambda name: get_recipe(name).card.task,
+        names=recipe_names(),
+        import_modules=import_modules,
+        saved_model=_describe_initial_model,
+    )
 
 
 def _describe_initial_model(path: str, out: str) -> InitialModel | None:

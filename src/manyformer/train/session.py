@@ -383,13 +383,13 @@ class TrainingSession:
         save = self.run.save
         last = train_state.step
         single = WeightChoice(self.store.path(last), f"those of the last step, {last}", train_state.scores)
-        for rank, (_, step, scores) in enumerate(train_state.ranking[: save.keep_best]):
+        for rank, entry in enumerate(train_state.ranking[: save.keep_best]):
             # the checkpoint of the last step exists in any case
-            if step == last:
+            if entry.step == last:
                 break
-            if self.store.is_intact(step, self._log):
-                description = f"those of step {step}, the best{' of the intact ones' if rank else ''}"
-                single = WeightChoice(self.store.path(step), description, scores)
+            if self.store.is_intact(entry.step, self._log):
+                description = f"those of step {entry.step}, the best{' of the intact ones' if rank else ''}"
+                single = WeightChoice(self.store.path(entry.step), description, entry.scores)
                 break
         if save.average_last:
             scheduled = self.loop.scheduled_steps()[-save.average_last :]

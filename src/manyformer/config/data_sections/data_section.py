@@ -144,8 +144,12 @@ class SectionByKind:
             base = None
             if isinstance(kind, str):
                 base = DATA_SECTIONS.get(kind)
-            tag, names = ("kind", DATA_SECTIONS) if base is None else (base.variant_setting, base.variants)
-            assert tag is not None
+            tag = "kind"
+            names = DATA_SECTIONS
+            if base is not None:
+                assert base.variant_setting is not None
+                tag = base.variant_setting
+                names = base.variants
             expected = ", ".join(f"'{name}'" for name in names)
             # half a character, which YAML can write, has no UTF-8, and pydantic takes no other text
             tag_text = str(settings.get(tag)).encode("utf-8", "backslashreplace").decode()

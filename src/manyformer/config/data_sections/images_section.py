@@ -63,6 +63,7 @@ class ImagesData(DataSection):
         size = self.size or ASSUMED_SIZE
         channels = self.channels or 1
         values = size * size * channels
+        # without blocks, a row of the image is one
         rows, columns = self.block or (1, size)
         keywords = {"height": size, "width": size, "channels": channels, "vocab": self.levels + SPECIAL_TOKENS}
         keywords |= {"classes": ASSUMED_LABELS, "max_length": values, "block_height": rows, "block_width": columns}

@@ -134,10 +134,12 @@ class MADCompressionData(MADData):
     @property
     def compressed(self) -> int:
         """The number of symbols in a row."""
+        # as many questions as symbols, and the mark between
         return (self.sequence_length - 1) // 2
 
     @property
     def alphabet(self) -> int:
+        # each position is a symbol of its own, after the others
         return self.symbols + self.compressed
 
     swept: ClassVar[tuple[str, ...]] = ("context",)

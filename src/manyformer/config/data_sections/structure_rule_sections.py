@@ -67,10 +67,12 @@ class ListOpsData(SyntheticData):
 
     @property
     def alphabet(self) -> int:
+        # ten digits, four operations, and the bracket that closes them
         return 15
 
     @property
     def classes(self) -> int | None:
+        # the digits, which are the first symbols
         return 10
 
     def conflicts(self) -> Iterator[SettingConflict]:
@@ -80,6 +82,7 @@ class ListOpsData(SyntheticData):
             yield SettingConflict(("min_tokens",), message, ("data.length",))
         largest = 1
         for _ in range(self.depth - 1):
+            # an operation, its arguments and the closing bracket; bounded, because the depth may be any number
             largest = min(2 + self.max_args * largest, 1 << 62)
         if largest <= self.min_tokens:
             message = f"must be below {largest}, the tokens of the longest expression of depth {self.depth}"

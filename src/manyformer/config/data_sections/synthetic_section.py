@@ -90,6 +90,7 @@ class SyntheticData(DataSection):
 
     def expected_keywords(self, parameters: Container[str]) -> ExpectedData:
         expected = super().expected_keywords(parameters)
+        # exact, because nothing has to be read for it
         keywords = expected.keywords | {"vocab": self.alphabet + SPECIAL_TOKENS}
         if self.classes is not None and "classes" in parameters:
             keywords["classes"] = self.classes

@@ -243,8 +243,10 @@ class AudioData(TokenizedData):
 
     @classmethod
     def fill(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        # a default would contradict groups that are held out
         if settings.get("valid") is None and settings.get("valid_groups") is None:
             settings["valid"] = DEFAULT_VALID
+        # the base class fills in the vocabulary of its own default, a bpe tokenizer
         return super().fill({"tokenizer": "char", **settings})
 
     def conflicts(self) -> Iterator[SettingConflict]:
@@ -324,6 +326,7 @@ class ModalitiesData(TokenizedData):
             if self.parts is None:
                 keywords |= values if part == "image" else {}
             else:
+                # None where the model does not read the part
                 keywords |= values if part in self.parts else dict.fromkeys(values)
         assumption = f"as if for gray images of {side} x {side}; the data decides the sizes"
         return ExpectedData(keywords, assumption, 1).among(parameters)
