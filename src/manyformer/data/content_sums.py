@@ -34,7 +34,7 @@ def content_sum(path: Path) -> str:
         with path.open("rb") as file:
             for start, count in _sampled_ranges(path.stat().st_size):
                 file.seek(start)
-                # a few kilobytes are read of any file, so that sums cost nothing next to the data
+                # at most 64 KiB are read of any file, so that sums cost little next to the data
                 digest.update(file.read(count))
     except OSError as error:
         raise UserError(f"{path}: this file cannot be read ({error.strerror})") from None

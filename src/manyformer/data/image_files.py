@@ -101,7 +101,7 @@ class ArrayImages(ImageSource):
 
     def images(self) -> Iterator[ImageRecord]:
         images, labels = self._arrays
-        # a memory of all images is held by the array alone: each is passed on as a view
+        # each image is a view of the array, so that no second copy of all images is made
         for index, image in enumerate(images):
             location = f"{self.name}: image {index}" + (f" of {self.part}" if self.part else "")
             yield ImageRecord(as_pixels(image, location), None if labels is None else str(labels[index]), location)
