@@ -122,10 +122,12 @@ def import_model(folder: str | Path, *, base: str | Path | None = None) -> Impor
     in the folder `base`, which they were trained on.
     """
     description, weights = _open_folder(Path(folder), None if base is None else Path(base))
-    config, family, names, keywords = description
+    config = description.config
+    family = description.family
+    names = description.names
     texts = description.read_texts()
     try:
-        model = build(family.recipe, **keywords)
+        model = build(family.recipe, **description.keywords)
     except ValueError as error:
         raise UserError(f"{config.file}: {error}") from None
     rules = list(family.tensor_rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))

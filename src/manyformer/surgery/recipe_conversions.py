@@ -57,7 +57,8 @@ def memorize(
     values. Arguments that are None are taken from the model, else from the recipe's defaults. Raises UserError for a
     recipe without a segment memory.
     """
-    recipe, old_keywords, _ = model.spec
+    recipe = model.spec.recipe
+    old_keywords = model.spec.keywords
     if recipe not in COUNTERPART_KEYWORDS:
         raise UserError(f"a {recipe} cannot be given a memory; a {' or a '.join(COUNTERPART_KEYWORDS)} can")
     if old_keywords["memory_length"] is None:
