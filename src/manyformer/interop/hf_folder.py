@@ -351,7 +351,9 @@ class AdaptedWeights(WeightFiles):
             raise UserError(
                 f"{self._file}: the adapters of {name}, {shapes}, do not fit its shape {tuple(tensor.shape)}"
             )
-        scale = alpha / (math.sqrt(rank) if self._config.flag("use_rslora", default=False) else rank)
+        scale = alpha / rank
+        if self._config.flag("use_rslora", default=False):
+            scale = alpha / math.sqrt(rank)
         update = (b @ a).T if is_transposed else b @ a
         # in float32, as peft merges: half precision would round the small update away
         return tensor.float() + scale * update

@@ -101,8 +101,13 @@ def export_model(
             raise
         parts = _wrapped_parts(model)
         reason = str(error)
-    source, target = model.tokenizer if isinstance(model.tokenizer, tuple) else (model.tokenizer, model.tokenizer)
-    # the one that writes decides them: a model of two languages has two
+    # one tokenizer reads and writes, unless the model is one of two languages
+    if isinstance(model.tokenizer, tuple):
+        source, target = model.tokenizer
+    else:
+        source = model.tokenizer
+        target = model.tokenizer
+    # those of the tokenizer that writes
     special_tokens: Keywords = {}
     if kind.suffix != "ImageClassification":
         special_tokens = special_token_ids(target)

@@ -98,6 +98,7 @@ def _open_folder(folder: Path, base: Path | None = None) -> tuple[HFDescription,
             f"{folder} holds no adapters (an {ADAPTER_CONFIG} without a config.json), so base does not belong here"
         )
     config = HFConfig.read(folder if base is None else base)
+    # judged before the weights: a family that no recipe equals needs no file of them
     family = family_of(config)
     if base is None:
         weights = WeightFiles(folder)
@@ -122,10 +123,13 @@ def import_model(folder: str | Path, *, base: str | Path | None = None) -> Impor
     in the folder `base`, which they were trained on.
     """
     description, weights = _open_folder(Path(folder), None if base is None else Path(base))
-    config, family, names, keywords = description
+    config = description.config
+    family = description.family
+    names = description.names
+    # read before the model is built, which takes longer: mistakes in small files come first
     texts = description.read_texts()
     try:
-        model = build(family.recipe, **keywords)
+        model = build(family.recipe, **description.keywords)
     except ValueError as error:
         raise UserError(f"{config.file}: {error}") from None
     rules = list(family.tensor_rules({**model.spec.keywords, PAD_ID: config.whole_number("pad_token_id", 1)}))

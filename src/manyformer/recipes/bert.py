@@ -97,6 +97,7 @@ def masked_encoder(
         types = SentenceTypePosition(dim, sentence_types, std=std)
     # tokens, positions and sentences are summed, then normalized
     embed = TokenEmbedding(vocab, dim, position=position, types=types, std=std, norm=norm(), dropout=dropout)
+    # no mask: every token attends to all others of its text
     make_attention = make_attention or (lambda number: Attention(dim, heads, SoftmaxKernel()))
     return masked_lm(
         embed,

@@ -85,6 +85,7 @@ def bigbird(
     their roles. The released models have two `sentence_types`, `activation="gelu-tanh"`, and a `full_length` of (5 + 2
     random) block tokens."""
 
+    # a block pattern of a short text covers it anyway, so released models compute that densely
     def make_kernel(mask: Mask) -> Kernel:
         if full_length is None:
             return SoftmaxKernel(mask)
@@ -132,9 +133,11 @@ def bigbird_etc(
     Section 2 and appendix E, whose base model has no random blocks. Each global token has a learned vector; the paper
     leaves their content to the task. Positions are relative labels alone, so texts may be longer than `max_length`,
     beyond which there are no random blocks."""
+    # random blocks are drawn among so many, once, when the model is built
     num_blocks = _count_blocks(max_length, block)
 
     def attention(number: int) -> Layer:
+        # text to text; the other three pieces, from and to summaries, are complete
         l2l: Mask = LocalBlocks(block, lookback=block, lookahead=block) | GlobalTokens(WithRole())
         if random:
             l2l |= RandomBlocks(block, random, num_blocks, seed=number)

@@ -149,6 +149,7 @@ def conformer_layer(
 def _branch(
     dim: int, dropout: float, inner: Layer, *, scale: float = 1.0, post_norm: nn.Module | None = None
 ) -> Residual:
+    # x + scale f(norm(x)): the half steps of feed-forward layers are this scale
     join = AddJoin(dropout=dropout, scale=scale)
     return Residual(inner, pre_norm=nn.LayerNorm(dim), post_norm=post_norm, join=join)
 

@@ -167,6 +167,7 @@ def _wrap_base(
     """The model of the recipe `base_recipe` with early exit; data keywords that it does not have are dropped."""
     keywords = dict(base_keywords or {})
     parameters = get_recipe(base_recipe).signature.parameters
+    # two places for one number could disagree, and a run takes it from the data
     if misplaced := [name for name in DATA_KEYWORDS if name in keywords]:
         raise UserError(
             f"base_keywords.{misplaced[0]} ({keywords[misplaced[0]]}) must be given as the keyword {misplaced[0]}"

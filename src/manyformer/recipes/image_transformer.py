@@ -103,6 +103,7 @@ def image_transformer(
     come row by row, the channels of a pixel together, after a start token. They are one of 256 classes, or with
     `logistic_mixtures` follow a discretized mixture of that many logistic distributions (section 3); here there is one
     position for each value, in the paper one for each pixel."""
+    # blocks do not overlap: a value's memory is the same for all of its block, and computed once for it (section 3.3)
     mask = Causal() & LocalBlocks(block, lookback=memory_block or 0)
 
     def layer(number: int) -> dict[str, Layer]:
@@ -230,6 +231,7 @@ def image_transformer_superresolution(
     def encoder_layer(number: int) -> dict[str, Layer]:
         return {"attention": Attention(dim, heads, SoftmaxKernel()), "ff": FeedForward(dim, ff_dim)}
 
+    # the small image has a fixed number of values, so nothing of it is padding
     source = FixedLengthSource(
         level_embedding(vocab, dim, small, (1, small[1]), dropout), small[0] * small[1] * channels
     )
@@ -255,6 +257,7 @@ def _decoder(
     mask = pixels_around(shape, block, options["memory_height"], options["memory_width"])
 
     def layer(number: int) -> dict[str, Layer]:
+        # drawn for both recipes: a seed then gives the same weights to what follows
         cross = {"cross": Attention(dim, heads, SoftmaxKernel(), source=CrossAttentionSource())}
         return {
             "attention": Attention(dim, heads, SoftmaxKernel(mask)),
@@ -284,6 +287,7 @@ def level_embedding(vocab: int, dim: int, shape: ImageSize, block: tuple[int, in
     axes = [SinusoidalPosition(dim // 2, base=max(side / math.pi, 2.0)) for side in sides]
     position = ConcatenatedGridPosition(sides, axes, order=pixel_order(shape, block).tolist())
     embed = TokenEmbedding(vocab, dim, position=position, tables=channels, scale=dim**0.5, dropout=dropout)
+    # special tokens keep their random vectors: they are not levels
     if vocab > SPECIALS:
         embed.token.weight.data.view(channels, vocab, dim)[:, SPECIALS:] = _similar_level_vectors(vocab - SPECIALS, dim)
     return embed

@@ -131,6 +131,7 @@ def keyword_signature(function: Callable[..., Any]) -> inspect.Signature:
     signature = inspect.signature(function)
     parameters: list[inspect.Parameter] = []
     for parameter in signature.parameters.values():
+        # one record stands for all of its keywords
         if get_origin(parameter.annotation) is Unpack:
             parameters += record_parameters(get_args(parameter.annotation)[0])
         else:
@@ -143,6 +144,7 @@ def record_parameters(record: type) -> Iterator[inspect.Parameter]:
     """The keywords of a record, whose types contain their defaults."""
     for name, annotation in get_type_hints(record, include_extras=True).items():
         inner, *metadata = get_args(annotation)
+        # TypedDicts have no defaults, so the type of each key carries its own
         (default,) = (item.value for item in metadata if isinstance(item, Default))
         metadata = [item for item in metadata if not isinstance(item, Default)]
         plain = Annotated[inner, *metadata] if metadata else inner

@@ -89,6 +89,7 @@ def performer(
     from the past alone. The recovery of a trained softmax model after short training was not reached in
     a small one: 0.16 nats remained after a tenth of its training (one seed, tinyshakespeare)."""
 
+    # sinusoids: linear attention has no scores to which relative positions could be added
     embed = sinusoidal_embedding(vocab, dim, dropout=dropout)
     layer = _layers(dim, heads, ff_dim, options, Causal())
     return language_model(embed, depth, layer, dropout=dropout, norm_order=options["norm_order"])

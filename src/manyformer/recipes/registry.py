@@ -303,7 +303,8 @@ def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
 
 def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any]]:
     """The recipe and keywords of the spec in a folder; see `read_saved_recipe`. Raises DamagedFile for wrong ones."""
-    name, keywords, module = spec
+    name = spec.recipe
+    module = spec.module
     if module and is_external(module) and name not in recipe_names():
         raise UserError(
             f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "
@@ -312,9 +313,9 @@ def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any
     file = folder / CONFIG_FILE
     recipe = recipe_in_file(name, file)
     # a head of an installed package is a choice of the keyword once the package is imported
-    recipe.card.task.built_with(keywords)
+    recipe.card.task.built_with(spec.keywords)
     try:
-        return recipe, checked_keywords(name, keywords, recipe.signature)
+        return recipe, checked_keywords(name, spec.keywords, recipe.signature)
     except UserError as error:
         raise DamagedFile(f"{file} is damaged: {error}") from None
 

@@ -158,6 +158,7 @@ def _layers(
             mask,
             temperature=options["temperature"],
             iterations=iterations,
+            # noise makes training try other assignments than the likeliest (section 3.2)
             gumbel_noise=options["gumbel_noise"],
             sortcut_blocks=sortcut_blocks,
         )

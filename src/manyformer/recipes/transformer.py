@@ -94,6 +94,7 @@ def transformer(
     check_heads(dim, heads)
     sizes = AttentionSizes(dim, heads, heads, max_length, window=window)
 
+    # a keyword of one attention goes before `kernel`, which is for all three
     def attention(role: AttentionRole, own_kernel: str | None) -> Callable[[int], Layer]:
         return lambda number: make_attention(role, own_kernel or kernel, sizes)
 

@@ -117,7 +117,8 @@ class UniversalConfig(NamedTuple):
         if self.options["halting"] == "fixed":
             return FixedSteps(block, timing, self.depth)
         rule = GravesHalting() if self.options["halting"] == "act" else ReleasedHalting()
-        ponder_cost, bias = self.options["ponder_cost"], self.options["halting_bias"]
+        ponder_cost = self.options["ponder_cost"]
+        bias = self.options["halting_bias"]
         halting = HaltingUnit(self.dim, self.depth, rule=rule, ponder_cost=ponder_cost, bias=bias)
         return AdaptiveComputation(block, timing, halting)
 

@@ -118,6 +118,7 @@ def image_classifier(
     `leading` is the number of learned tokens at the start, by default one for a pool that reads it."""
     leading = int(pool != "mean") if leading is None else leading
     position = patch_positions(positions, shape, patch, dim, leading)
+    # a patch is projected as a vector of all its values, which is the paper's convolution with stride = width
     embed = PatchEmbedding(
         shape, patch, dim, position=position, leading=leading, dropout=dropout, pixel_scaling=pixel_scaling
     )
@@ -134,6 +135,7 @@ def patch_positions(
         return NoPosition()
     if kind == "learned":
         return LearnedPosition(dim, leading + count_patches(shape, patch), std=POSITION_STD)
+    # row and column have half of the channels each
     if dim % 2:
         raise ValueError(f"dim ({dim}) must be even for positions='axes': one half is for the row, one for the column")
     axes = [LearnedPosition(dim // 2, size // patch, std=POSITION_STD) for size in shape[:2]]

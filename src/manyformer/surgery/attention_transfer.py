@@ -65,6 +65,7 @@ def transfer_attention(
     teacher = pair.source
     pairs = attention_pairs(pair, config)
     assert isinstance(teacher, Model)
+    # taken before the first step, so that both measurements are on the same text
     scored = list(islice(batches, SCORED_BATCHES))
     with torch.enable_grad(), eval_mode(teacher), eval_mode(pair.target), _trains_only(pair.target, pairs):
         before = _mean_losses(teacher, pairs, scored, config)

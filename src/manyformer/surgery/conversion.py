@@ -107,6 +107,7 @@ class ModelPair:
         if match is None:
             return []
         layer = self.new_modules[match[0]]
+        # layers of the same side that are the same module
         others = [other for path in self.new_modules if (other := _LAYER.fullmatch(path)) and other[1] == match[1]]
         places = sorted(int(other[2]) for other in others if self.new_modules[other[0]] is layer)
         if len(places) > 1:
@@ -144,6 +145,7 @@ def _copied_layers(old_depth: int, depth: int, growth: LayerGrowth) -> list[int]
     if depth < old_depth:
         raise UserError(f"depth ({depth}) is below the {old_depth} layers of the model: no conversion removes layers")
     if growth == "silent":
+        # copies stand behind the layer that they copy, evenly from the bottom to the top
         return [number * old_depth // depth for number in range(depth)]
     if depth % 2 or depth > 2 * old_depth:
         raise UserError(

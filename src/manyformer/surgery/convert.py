@@ -108,11 +108,11 @@ class _FilledModel(NamedTuple):
 
 def _fill_target(pair: ModelPair, conversion: RecipeConversion | None) -> _FilledModel:
     """The new model of a pair with the tensors that follow from the trained ones."""
-    values, origins, left_behind = transfer_weights(pair, conversion)
+    transfer = transfer_weights(pair, conversion)
     new_weights = pair.target.state_dict()
-    for name, value in values.items():
+    for name, value in transfer.values.items():
         new_weights[name].copy_(value)
-    return _FilledModel(pair.target, origins, left_behind)
+    return _FilledModel(pair.target, transfer.origins, transfer.left_behind)
 
 
 def _transfer(

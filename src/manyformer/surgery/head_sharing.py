@@ -158,7 +158,8 @@ def _rows_by_head(weight: Tensor, heads: int) -> FloatArray:
 
 def _build_counterpart(model: Model, target: str, shared: int) -> Model:
     """A new model of the target recipe with shared dimensions, on the device and of the dtype of `model`."""
-    recipe, keywords, _ = model.spec
+    recipe = model.spec.recipe
+    keywords = model.spec.keywords
     own_parameters = get_recipe(recipe).signature.parameters
     layers = named_attention(model).values()
     if SHARED_QK_DIM not in own_parameters or not layers:

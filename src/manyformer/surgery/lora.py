@@ -144,6 +144,6 @@ def _block_sizes(owner: nn.Module, leaf: str, layer: nn.Linear) -> list[int]:
     if not leaf.endswith("kv_proj"):
         return [layer.out_features]
     if isinstance(owner, Attention):
-        heads, key, value = owner.kv_shape
-        return [heads * key, heads * value]
+        shape = owner.kv_shape
+        return [shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim]
     return [layer.out_features // 2] * 2

@@ -57,7 +57,8 @@ def memorize(
     values. Arguments that are None are taken from the model, else from the recipe's defaults. Raises UserError for a
     recipe without a segment memory.
     """
-    recipe, old_keywords, _ = model.spec
+    recipe = model.spec.recipe
+    old_keywords = model.spec.keywords
     if recipe not in COUNTERPART_KEYWORDS:
         raise UserError(f"a {recipe} cannot be given a memory; a {' or a '.join(COUNTERPART_KEYWORDS)} can")
     if old_keywords["memory_length"] is None:
@@ -67,6 +68,7 @@ def memorize(
     keywords = {name: value for name, value in old_keywords.items() if name in valid_names}
     keywords |= COUNTERPART_KEYWORDS[recipe] | {"knn_memory_size": memory}
     keywords |= {name: value for name, value in {"neighbours": neighbours, "block": block}.items() if value is not None}
+    # layer and gate are those of the first conversion
     if not has_memory:
         keywords |= {"layer": layer, "gate": gate, "combine": "gate"}
     elif layer not in (None, old_keywords["layer"]):
@@ -116,6 +118,7 @@ def _check_repeated_positions(reach: str, source: RecipeKeywords, target: Recipe
     old = source["max_length"]
     new = target["max_length"]
     distance = target[reach]
+    # no repetition, or one that no token can see
     if new <= old or 2 * distance <= old:
         return []
     return [
@@ -126,6 +129,7 @@ def _check_repeated_positions(reach: str, source: RecipeKeywords, target: Recipe
 
 def _make_collaborative(recipe: str | None, model: Model, requested: RecipeKeywords) -> TransformedModel:
     name = SHARED_QK_DIM if recipe is None else "shared_dim"
+    # as many as the model has are exact
     keywords = {name: model.spec.keywords.get("dim"), **requested}
     shared = keywords.pop(name)
     _refuse_others(keywords, name)

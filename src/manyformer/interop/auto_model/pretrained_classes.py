@@ -48,8 +48,8 @@ class ReadsWholeTexts(ManyformerModel):
         """Logits and loss; `token_type_ids` number the texts of a row, for models that distinguish them."""
         refuse_options(options)
         segments = segments_of(attention_mask, input_ids.shape[1])
-        logits, _, auxiliary = self.model(input_ids, segments, parts=self._parts(token_type_ids, segments))
-        return self.output_class(label_loss(logits, labels, options, auxiliary), logits)
+        output = self.model(input_ids, segments, parts=self._parts(token_type_ids, segments))
+        return self.output_class(label_loss(output.logits, labels, options, output.loss), output.logits)
 
     def _parts(self, types: Tensor | None, segments: Tensor | None) -> Tensor | None:
         """The part that each token belongs to, -1 for padding."""
@@ -87,8 +87,8 @@ class ManyformerForTokenClassification(ManyformerModel):
     ) -> TokenClassifierOutput:
         """Logits and loss; a word's label is that of its first token, and -100 that of all other tokens."""
         refuse_options(options)
-        logits, _, auxiliary = self.model(input_ids, segments_of(attention_mask, input_ids.shape[1]), trees)
-        return TokenClassifierOutput(label_loss(logits, labels, options, auxiliary), logits)
+        output = self.model(input_ids, segments_of(attention_mask, input_ids.shape[1]), trees)
+        return TokenClassifierOutput(label_loss(output.logits, labels, options, output.loss), output.logits)
 
 
 class ManyformerForQuestionAnswering(ManyformerModel):
@@ -107,14 +107,15 @@ class ManyformerForQuestionAnswering(ManyformerModel):
         """The logits of each token as the first and as the last of the answer; the loss is the mean of both ends."""
         refuse_options(options)
         segments = segments_of(attention_mask, input_ids.shape[1])
-        logits, _, auxiliary = self.model(input_ids, segments)
+        output = self.model(input_ids, segments)
+        logits = output.logits
         if segments is not None:
             # pipelines take the best pair of positions, so padding must never win
             logits = logits.masked_fill((segments == PADDING_SEGMENT)[..., None], torch.finfo(logits.dtype).min)
         targets = None
         if start_positions is not None and end_positions is not None:
             targets = torch.stack([start_positions, end_positions], 1)
-        loss = label_loss(logits.mT, targets, options, auxiliary)
+        loss = label_loss(logits.mT, targets, options, output.loss)
         return QuestionAnsweringModelOutput(loss, logits[..., 0], logits[..., 1])
 
 
@@ -127,8 +128,8 @@ class ManyformerForImageClassification(ManyformerModel):
     def forward(self, pixel_values: Tensor, labels: Tensor | None = None, **options: Any) -> ImageClassifierOutput:
         """Logits and loss."""
         refuse_options(options)
-        logits, _, auxiliary = self.model(pixel_values.movedim(1, -1))
-        return ImageClassifierOutput(label_loss(logits, labels, options, auxiliary), logits)
+        output = self.model(pixel_values.movedim(1, -1))
+        return ImageClassifierOutput(label_loss(output.logits, labels, options, output.loss), output.logits)
 
 
 class DecodingCache(Cache):
@@ -220,14 +221,15 @@ class ManyformerForCausalLM(GeneratesFromState, ManyformerModel):
         refuse_options(options)
         cache = self._cache_for(len(input_ids), cache, past_key_values, use_cache=use_cache)
         segments = segments_of(attention_mask, input_ids.shape[1])
-        logits, state, auxiliary = self.model(input_ids, segments, None if cache is None else cache.state)
+        output = self.model(input_ids, segments, None if cache is None else cache.state)
         if cache is not None:
-            cache.advance(state, input_ids.shape[1])
+            cache.advance(output.state, input_ids.shape[1])
         targets = None
         if labels is not None:
             # labels of transformers are the tokens themselves, ours the ones that follow
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORE_INDEX)
-        return CausalLMOutputWithPast(label_loss(logits, targets, options, auxiliary), logits, cache)
+        loss = label_loss(output.logits, targets, options, output.loss)
+        return CausalLMOutputWithPast(loss, output.logits, cache)
 
 
 class SourceEncoder(nn.Module):
@@ -293,12 +295,12 @@ class ManyformerForSeq2SeqLM(GeneratesFromState, ManyformerModel):
         cache = self._cache_for(len(decoder_input_ids), cache, past_key_values, use_cache=use_cache)
         segments = segments_of(decoder_attention_mask, decoder_input_ids.shape[1])
         state = None if cache is None else cache.state
-        logits, next_state, auxiliary = self.model.decode(decoder_input_ids, memory, segments, state)
+        output = self.model.decode(decoder_input_ids, memory, segments, state)
         if cache is not None:
-            cache.advance(next_state, decoder_input_ids.shape[1])
-        loss = label_loss(logits, labels, options, auxiliary)
-        # the output is typed as a pair of caches
-        return Seq2SeqLMOutput(loss, logits, cast(Any, cache), encoder_last_hidden_state=y)
+            cache.advance(output.state, decoder_input_ids.shape[1])
+        loss = label_loss(output.logits, labels, options, output.loss)
+        # the record is typed as if it held a pair of caches
+        return Seq2SeqLMOutput(loss, output.logits, cast(Any, cache), encoder_last_hidden_state=y)
 
 
 def _source_positions(y: Tensor, mask: Tensor | None) -> Any:

@@ -64,6 +64,7 @@ GPT_OSS_LAYER_KINDS = {"sliding_attention": "W", "full_attention": "F"}
 
 
 def _read_no_quantization(config: HFConfig) -> Keywords:
+    # released weights are quantized (MXFP4), and packed integers are no weights to copy
     if "quantization_config" in config.content:
         raise UserError(
             f"{config.file}: quantization_config says that weights are quantized: write them as numbers first"
@@ -77,6 +78,7 @@ def _gpt_oss_layer(hf: str, ours: str, number: int, keywords: Mapping[str, Any])
     yield from attention_rules(f"{hf}.self_attn", attention, keywords, biases="all")
     yield same(f"{hf}.self_attn.sinks", f"{attention}.kernel.sinks")
     yield from each_parameter(f"{hf}.mlp.router", f"{ours}.ff.inner.router.proj")
+    # one tensor of all experts for both halves of the gate
     for hf_end, end in (("", "weight"), ("_bias", "bias")):
         pair = [f"{experts}.{part}.{end}" for part in ("gate", "up")]
         yield interleaved(f"{hf}.mlp.experts.gate_up_proj{hf_end}", pair)
@@ -165,6 +167,7 @@ def _deepseek_layer(hf: str, ours: str, layer: int, keywords: Mapping[str, Any])
         return
     router = f"{ours}.ff.inner.router"
     yield same(f"{hf}.mlp.gate.weight", f"{router}.proj.weight")
+    # the bias that balances loads while training; it selects experts and does not weigh them
     yield same(f"{hf}.mlp.gate.e_score_correction_bias", f"{router}.selection_bias.bias")
     yield from expert_rules(f"{hf}.mlp.experts", f"{ours}.ff.inner.experts", keywords["num_experts"])
     yield from gated_rules(f"{hf}.mlp.shared_experts", f"{ours}.ff.inner.shared")
@@ -173,6 +176,7 @@ def _deepseek_layer(hf: str, ours: str, layer: int, keywords: Mapping[str, Any])
 def _latent_attention_rules(hf: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     query_parts = {"q_proj": "q_proj"}
     if keywords["query_latent_dim"] is not None:
+        # through a latent: down, norm, up
         query_parts = {"q_a_proj": "q_down_proj", "q_a_layernorm": "q_norm", "q_b_proj": "q_proj"}
     parts = query_parts | {
         "kv_a_proj_with_mqa": "kv_down_proj",

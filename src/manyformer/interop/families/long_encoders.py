@@ -61,6 +61,7 @@ def _longformer_window(config: HFConfig) -> int:
 def _longformer_layer(hf: str, ours: str, keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
     attention = f"{hf}.attention.self"
     inner = f"{ours}.attention.inner"
+    # global tokens have projections of their own (section 3.1)
     yield from each_parameter(f"{attention}.query_global", f"{inner}.global_q_proj")
     for kind in PARAMETERS:
         pair = [f"{attention}.{name}_global.{kind}" for name in ("key", "value")]

@@ -35,6 +35,7 @@ DEFAULT_BUCKETS = 64
 
 def _read_chunks(config: HFConfig) -> Keywords:
     chunk_length = config.size("lsh_attn_chunk_length", 64)
+    # the recipe has one length for both kinds of layers
     config.require("local_attn_chunk_length", expected=chunk_length, default=64)
     return {"chunk_length": chunk_length}
 

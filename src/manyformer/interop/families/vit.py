@@ -78,8 +78,10 @@ def _pixel_scaling(config: HFConfig) -> str:
         settings.require(name, expected=expected, default=expected)
     factor = settings.number("rescale_factor", 1 / 255)
     mean, deviation = (settings.content.get(name) for name in ("image_mean", "image_std"))
+    # a file may say only how images are resized
     if mean is None and deviation is None:
         return default
+    # compared with a tolerance: files round the numbers of ImageNet differently
     for name, (known_mean, known_deviation) in PIXEL_SCALINGS.items():
         if _close(mean, known_mean) and _close(deviation, known_deviation) and abs(factor * 255 - 1) < 1e-3:
             return name
