@@ -20,7 +20,7 @@ from manyformer.masks import Causal
 from manyformer.ops.neighbour_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
 from manyformer.ops.squared_relu import squared_relu
 from manyformer.ops.token_mixtures import mix_tokens
-from manyformer.position import NoPosition
+from manyformer.position.position import NoPosition
 from manyformer.training_hooks import UndecayedParameters
 
 
