@@ -41,7 +41,7 @@ from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.length_norms import RMSNorm
 from manyformer.masks import AllKeys, Causal
 from manyformer.masks.eviction import visible_in_ring
-from manyformer.position import Position
+from manyformer.position.position import Position
 from manyformer.residual.residual import BoundJoin, Residual, ResidualJoin
 from manyformer.sources.kv_source import KVCache, ProjectKV, SelfSource
 from manyformer.torch_internals import has_hooks

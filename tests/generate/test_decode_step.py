@@ -1,5 +1,7 @@
 """One-token steps: the outputs and states of `forward`, whatever the model is made of."""
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -284,3 +286,18 @@ def test_layers_with_hooks_are_reported() -> None:
     model = build_model("transformer-lm", {})
     model.body.get_submodule("1.ff").register_forward_hook(lambda *call: None)
     assert model.layers_without_step() == ["body.1.ff"]
+
+
+def test_classes_of_parametrized_modules_are_forgotten_with_them() -> None:
+    """A parametrization makes a class for each module; what binds models must not keep all that it ever met."""
+    model = build_model("transformer-lm", {})
+    ff = model.decoder_stack.get_submodule("0.ff.inner")
+    nn.utils.parametrizations.weight_norm(ff.up)
+    kind = weakref.ref(type(ff.up))
+    model.next_token()
+    assert kind() is not None
+    del model, ff
+    # first the class that was made for the step, then the one that it was made of
+    gc.collect()
+    gc.collect()
+    assert kind() is None

@@ -24,9 +24,9 @@ from manyformer.head_selection import (
 from manyformer.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.masks import Causal, Mask, PerHead
 from manyformer.masks.eviction import can_evict
-from manyformer.position import NoPosition, Position
-from manyformer.sources import KVSource, SelfSource, WindowSource
-from manyformer.sources.kv_source import CacheSpec, KVShape, ProjectKV
+from manyformer.position.position import NoPosition, Position
+from manyformer.sources.kv_source import CacheSpec, KVShape, KVSource, ProjectKV, SelfSource
+from manyformer.sources.window_cache import WindowSource
 
 
 class MultiHeadLayer(Layer, ABC):

@@ -17,8 +17,8 @@ from manyformer.depth.universal import (
     unpack_step_states,
 )
 from manyformer.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
-from manyformer.position import PositionStepSignal
-from manyformer.sources import HaltedTokenSource
+from manyformer.position.step_signal import PositionStepSignal
+from manyformer.sources.kv_source import HaltedTokenSource
 from manyformer.torch_internals import autocast_disabled, compiler_disabled
 
 

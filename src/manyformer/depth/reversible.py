@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from manyformer.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
 from manyformer.recompute import ChoiceTape, recording_choices, replaying_choices
-from manyformer.residual import Residual
+from manyformer.residual.residual import Residual
 from manyformer.system.devices import (
     device_generator_state,
     drawing_devices,

@@ -13,8 +13,8 @@ from torch import Tensor
 from manyformer.attention.attention import AttentionState
 from manyformer.core import PADDING_SEGMENT, Context, MemorySequence, State, TokenPositions, tree_map
 from manyformer.depth.universal import UniversalBlock
-from manyformer.position import PositionStepSignal
-from manyformer.sources import HaltedKV, HaltedTokenSource
+from manyformer.position.step_signal import PositionStepSignal
+from manyformer.sources.kv_source import HaltedKV, HaltedTokenSource
 
 
 class TokenGroup(ABC):

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from manyformer.attention import Attention
+from manyformer.attention.attention import Attention
 from manyformer.core import Context, Layer, LayerOutput, State
-from manyformer.position import PositionStepSignal
-from manyformer.residual import Residual
+from manyformer.position.step_signal import PositionStepSignal
+from manyformer.residual.residual import Residual
 
 
 class UniversalState(NamedTuple):

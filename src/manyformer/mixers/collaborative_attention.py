@@ -6,8 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention import Attention, default_source, split_heads
-from manyformer.attention.attention import AttentionState, MultiHeadLayer
+from manyformer.attention.attention import Attention, AttentionState, MultiHeadLayer, default_source, split_heads
 from manyformer.attention.head_gates import attention_heads
 from manyformer.core import Context, LayerOutput, State, TokenPositions
 from manyformer.errors import UserError
@@ -22,9 +21,8 @@ from manyformer.head_selection import (
 from manyformer.kernels.kernel import KernelCall
 from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import Mask
-from manyformer.position import NoPosition
-from manyformer.sources import HaltedTokenSource, KVSource
-from manyformer.sources.kv_source import CacheSpec, KVShape
+from manyformer.position.position import NoPosition
+from manyformer.sources.kv_source import CacheSpec, HaltedTokenSource, KVShape, KVSource
 
 
 @final

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from manyformer.attention import Attention, split_heads
+from manyformer.attention.attention import Attention, split_heads
 from manyformer.core import (
     PADDING_SEGMENT,
     Context,
@@ -27,7 +27,7 @@ from manyformer.core import (
     no_watch,
 )
 from manyformer.ops.softmax_attention import masked_softmax, region_shares
-from manyformer.sources import PrefixSource
+from manyformer.sources.segment_memory import PrefixSource
 from manyformer.training_hooks import StatefulAcrossBatches
 
 

@@ -8,8 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.attention import split_heads
-from manyformer.attention.attention import MultiHeadLayer
+from manyformer.attention.attention import MultiHeadLayer, split_heads
 from manyformer.core import (
     PADDING_SEGMENT,
     SUMMARY_ROLE,
@@ -29,7 +28,7 @@ from manyformer.kernels.softmax_kernel import SoftmaxKernel
 from manyformer.masks import AllKeys, AttendsToAll, Mask, NotMask, TokenSet, VisibleToAll, WithRole
 from manyformer.masks.mask import simplify_and, take_tokens
 from manyformer.ops.static_layout import layout_is_complete, materialize
-from manyformer.position import NoPosition, Position
+from manyformer.position.position import NoPosition, Position
 
 
 @final

@@ -22,7 +22,7 @@ from manyformer.core import (
     WeightAxes,
     contiguous_positions,
 )
-from manyformer.position import LearnedPosition
+from manyformer.position.absolute import LearnedPosition
 from manyformer.system.devices import send
 from manyformer.torch_internals import compiler_disabled
 from manyformer.training_hooks import UndecayedParameters

@@ -9,8 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.attention import default_source, split_heads
-from manyformer.attention.attention import AttentionState, MultiHeadLayer
+from manyformer.attention.attention import AttentionState, MultiHeadLayer, default_source, split_heads
 from manyformer.core import PADDING_SEGMENT, Context, LayerOutput, State, TokenPositions, no_watch
 from manyformer.feedforward import init_glorot
 from manyformer.head_selection import HeadSelection, select_head_inputs, select_head_outputs
@@ -24,7 +23,7 @@ from manyformer.ops.chosen_attention import (
     token_choice_attention,
     token_choice_mask,
 )
-from manyformer.position import NoPosition, Position
+from manyformer.position.position import NoPosition, Position
 from manyformer.recompute import choose_once
 from manyformer.sources.kv_source import CacheSpec, KVShape
 

@@ -19,7 +19,7 @@ from manyformer.length_norms import unit_length
 from manyformer.masks import Causal
 from manyformer.ops.depthwise_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
 from manyformer.ops.token_mixtures import mix_tokens, squared_relu
-from manyformer.position import NoPosition
+from manyformer.position.position import NoPosition
 from manyformer.training_hooks import UndecayedParameters
 
 

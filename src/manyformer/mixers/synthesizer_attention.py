@@ -9,16 +9,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention import split_heads
-from manyformer.attention.attention import MultiHeadLayer
+from manyformer.attention.attention import MultiHeadLayer, split_heads
 from manyformer.core import Context, ContiguousLayout, LayerOutput, State, TokenPositions
 from manyformer.feedforward import init_glorot
 from manyformer.head_selection import HeadSelection, PerHeadTensors, select_head_inputs, select_head_outputs
 from manyformer.masks import AllKeys, Mask
 from manyformer.mixers.token_mixing import PositionPairs, apply_weights, dense_mask, position_index
 from manyformer.ops.softmax_attention import masked_softmax
-from manyformer.sources import SelfSource
-from manyformer.sources.kv_source import CacheSpec, KVShape
+from manyformer.sources.kv_source import CacheSpec, KVShape, SelfSource
 
 
 class ScoreInputs(NamedTuple):

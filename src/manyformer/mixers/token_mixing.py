@@ -28,8 +28,7 @@ from manyformer.head_selection import PerHeadTensors
 from manyformer.masks import AllKeys, Mask
 from manyformer.ops.dft import DFTNorm, dft_real
 from manyformer.ops.softmax_attention import map_documents
-from manyformer.sources import SelfSource
-from manyformer.sources.kv_source import CacheSpec, KVShape
+from manyformer.sources.kv_source import CacheSpec, KVShape, SelfSource
 from manyformer.training_hooks import UndecayedParameters
 
 

@@ -23,7 +23,8 @@ from manyformer.core import (
 from manyformer.device_reads import is_readable
 from manyformer.dropout import Dropout
 from manyformer.errors import UserError
-from manyformer.position import NoPosition, Position, SentenceTypePosition
+from manyformer.position.absolute import SentenceTypePosition
+from manyformer.position.position import NoPosition, Position
 
 UNSTARTED_SEGMENT = -2
 """The segment id of a row without tokens so far."""

@@ -13,7 +13,7 @@ from manyformer.dropout import Dropout
 from manyformer.errors import UserError
 from manyformer.feedforward import init_glorot
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, StreamTail, empty_tail, positions_of
-from manyformer.position import NoPosition, Position
+from manyformer.position.position import NoPosition, Position
 
 
 class FrameState(NamedTuple):

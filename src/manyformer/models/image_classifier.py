@@ -26,7 +26,7 @@ from manyformer.feedforward import init_glorot
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.head import ClassHead, apply_head
 from manyformer.models.model import Model, ModelOutput
-from manyformer.position import NoPosition, Position
+from manyformer.position.position import NoPosition, Position
 from manyformer.training_hooks import UndecayedParameters
 
 MAX_PIXEL_VALUE = 255
