@@ -41,6 +41,7 @@ def load(path: str | Path, *, keywords: Mapping[str, Any] | None = None, imports
     names modules or .py files to import first, which define its recipe; installed packages that offer it need not be
     named. Raises UserError if the folder holds no model or is damaged or incomplete. No pickle is ever read, and no
     module that the folder names is imported."""
+    # before the folder is read: its recipe may be one of these
     if imports:
         import_modules(imports)
     folder = Path(path)

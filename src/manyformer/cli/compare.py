@@ -188,6 +188,7 @@ def _suite_plan_page(suite: "Suite", options: "SuiteOptions", out: str | None) -
     for name in suite.cases:
         cases = [case for case in plan.cases if case.case == name]
         trainings = sum(case.trainings for case in cases)
+        # a case trains once for each task and seed, and tasks differ in length
         seconds = sum(case.trainings * case.seconds for case in cases)
         rows.append((name, str(trainings), spell_duration(seconds)))
     yield PageTable(("case", "trainings", "time of one job"), rows, right=(1,))

@@ -211,6 +211,7 @@ def format_bytes(bytes_: float) -> str:
 @contextmanager
 def status_line(text: str) -> Iterator[Callable[[str], None]]:
     """Show a status line on stderr while the block runs, if stderr is a terminal; yields a function to update it."""
+    # a log would keep every state of a line that is meant to be overwritten
     if not sys.stderr.isatty():
         yield lambda text: None
         return

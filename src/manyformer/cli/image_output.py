@@ -61,6 +61,7 @@ def write_images(model: Model, run: str, job: ImageJob, *, stats: bool) -> None:
             "seed": job.seed,
             "on_progress": lambda share: status(f"{run}: {share:.0%}"),
         }
+        # each picture is named as soon as it is written
         for result, path in draw(model, run, job, folder, options):
             print_result(str(path))
             results.append(result)

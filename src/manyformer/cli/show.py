@@ -225,6 +225,7 @@ def _pattern_page(
         picture = ""
         if path or draw_all or not number:
             picture = draw(mask, length, heads=heads, path=path, layout=layout)
+        # a model may have dozens of masks, and a picture of each would hide the first
         if draw_all or not number:
             yield f"{mask!r}\n{names[0]}{others_note}, {axes_note}\n{picture}\n"
         else:

@@ -172,6 +172,7 @@ def find_own_text(text: TokenShard, store: Datastore, tokenizer: Tokenizer) -> O
 
     `tokenizer` is that of both."""
     overlap = find_overlap(text, store.text, tokenizer)
+    # documents overlap with different numbers of others: the missing ranges of a row are empty, from 0 to 0
     counts = np.bincount(overlap.documents, minlength=len(text.lengths))
     starts = np.zeros((len(counts), counts.max(initial=0)), np.int64)
     stops = np.zeros_like(starts)

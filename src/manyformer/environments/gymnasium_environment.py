@@ -31,6 +31,7 @@ class GymnasiumEnvironment(VectorEnvironment):
     def __init__(self, name: str, make: Callable[[], "gymnasium.Env[Any, Any]"], rows: int) -> None:
         self.name = name
         self.rows = rows
+        # the code of an environment is not ours, and may raise anything
         with self._reported("while it was made"):
             self._copies = [make() for _ in range(rows)]
         first = self._copies[0]

@@ -86,6 +86,7 @@ def write_data_set(name: str, trajectories: Trajectories, environment: VectorEnv
     starts = np.cumsum(trajectories.lengths) - trajectories.lengths
     for number, (start, length) in enumerate(zip(starts, trajectories.lengths, strict=True)):
         part = slice(start, start + length)
+        # Minari has one observation more than actions
         observed = np.concatenate([trajectories.observations[part], trajectories.final_observations[number][None]])
         ends = trajectories.terminations[part], trajectories.truncations[part]
         columns = (list(array) for array in (observed, trajectories.actions[part], trajectories.rewards[part], *ends))

@@ -60,6 +60,7 @@ def sweep(
     """
     _check_thresholds(thresholds)
     workload = prompt_set.workload
+    # the full model first: consistency is measured against its texts
     settings: list[ThresholdValues | str | None] = [None, *(thresholds if has_threshold(prompt_set) else ["predicted"])]
     # whole rounds one after the other, so that other load on the machine slows all thresholds alike
     decoded = [

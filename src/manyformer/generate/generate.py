@@ -123,8 +123,12 @@ class DecodeJob:
     def __iter__(self) -> Iterator[StreamPiece]:
         with eval_mode(self.model):
             for start in range(0, len(self.prompts), self.batch_size):
-                with report_out_of_memory(*self._memory_use(start)), report_missing_operator(self._model_name):
+                try:
                     yield from self._decode_batch(start)
+                except Exception:
+                    # only where it fails is it asked what a batch takes, and what a failure of torch means
+                    with report_out_of_memory(*self._memory_use(start)), report_missing_operator(self._model_name):
+                        raise
 
     @property
     def stats(self) -> GenerationStats:
@@ -166,6 +170,7 @@ class DecodeJob:
         self.answers += decoder.results()
         self.new_tokens += decoder.new_tokens
         self.cache_bytes = max(self.cache_bytes, decoder.cache_bytes)
+        # batches of a single token have taken no step
         self.steps = decoder.batch.feed.steps or self.steps
 
     def _advance(self, decoder: StepwiseDecoder | BeamSearch, start: int) -> Iterator[StreamPiece]:
@@ -235,6 +240,7 @@ def _decode_job(
     begin: bool | None,
     streaming: bool,
 ) -> DecodeJob:
+    # by its members, not its class: any object of the protocol may be passed
     if not (hasattr(model, "init_state") and hasattr(model, "vocab")):
         kind = type(model).__name__
         raise UserError(f"a {kind} does not generate text: generate needs a language model or an encoder-decoder")

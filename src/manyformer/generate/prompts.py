@@ -93,6 +93,7 @@ def read_prompts(
 def _is_single_prompt(prompts: PromptBatch) -> bool:
     if isinstance(prompts, Tensor):
         return prompts.ndim == 1
+    # a list of whole numbers is one prompt, a list of lists several
     return isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(token, int) for token in prompts))
 
 

@@ -132,6 +132,7 @@ class ActingLoop:
         output = actor.act(*inputs.to(device))
         distribution: Any = self.policy.distribution(output.logits)
         actions = self.select(distribution)
+        # before the squashing, whose density learning does not need: it is the same in both policies that it compares
         log_probs = distribution.log_prob(actions).cpu()
         actions = actions.cpu()
         environment_actions = self._to_environment(actions)
