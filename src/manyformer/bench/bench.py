@@ -308,23 +308,27 @@ def _measure(
     expected_seconds = {label: warm_job.seconds for label, warm_job in warm_jobs.items()}
     times = take_turns(jobs, rounds, next(iter(benches.values())).setting.device, expected_seconds=expected_seconds)
     for label, warm_job in warm_jobs.items():
-        seconds = median_with_quartiles(time / benches[label].runs_per_job(kind) for time in times[label])
-        cells[label] = BenchCell(
-            label,
-            kind,
-            length,
-            seconds=seconds.median,
-            lower_quartile=seconds.low,
-            upper_quartile=seconds.high,
-            memory=warm_job.memory,
-            flops=warm_job.flops,
-            reason=NOISY_NOTE if is_noisy(times[label]) else None,
-        )
+        runs = benches[label].runs_per_job(kind)
+        cells[label] = _with_times(cells[label], warm_job, [time / runs for time in times[label]])
         # the reference itself may be too slow or out of memory at this length
         if against in times:
             ratio = paired_ratio(times[label], times[against])
             cells[label] = replace(cells[label], ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high)
     return list(cells.values())
+
+
+def _with_times(cell: BenchCell, warm_job: WarmJob, times: Sequence[float]) -> BenchCell:
+    """The cell with its times in all rounds, and what was measured while its job was warmed up."""
+    seconds = median_with_quartiles(times)
+    return replace(
+        cell,
+        seconds=seconds.median,
+        lower_quartile=seconds.low,
+        upper_quartile=seconds.high,
+        memory=warm_job.memory,
+        flops=warm_job.flops,
+        reason=NOISY_NOTE if is_noisy(times) else None,
+    )
 
 
 def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, max_seconds: float) -> WarmJob | str:

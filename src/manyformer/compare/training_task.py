@@ -3,7 +3,7 @@
 Measurements are kept in the file of a run, and in an archive that other machines can read and continue."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -165,13 +165,21 @@ class TrainingTask:
             reason = f"seed {self.run.seed}: {error}"
             results = [RescoreResult(no_scores, reason)] * len(self.points)
             parameters = None
+        measurement = self._measurement(trained_folder, results, parameters, selection)
+        MeasurementRecord(key=self.key, measurement=measurement).write(self.folder / MEASUREMENT_FILE)
+        return measurement
+
+    def _measurement(
+        self, trained_folder: Path, results: Sequence[RescoreResult], parameters: int | None, selection: float | None
+    ) -> CaseMeasurement:
+        """The measurement with these scores, and with the time and the tokens of the training in a folder."""
         rows = list(read_rows(trained_folder / "metrics.jsonl"))
         last = rows[-1] if rows else {"step": 0, "tokens": 0}
         # minutes of a case that shares weights would be counted twice in the total
         minutes = None
         if rows and self.trains:
             minutes = last["seconds"] / 60
-        measurement = CaseMeasurement(
+        return CaseMeasurement(
             case=self.case,
             seed=self.run.seed,
             scores=tuple(result.scores for result in results),
@@ -183,8 +191,6 @@ class TrainingTask:
             trial=self.trial,
             selection=selection,
         )
-        MeasurementRecord(key=self.key, measurement=measurement).write(self.folder / MEASUREMENT_FILE)
-        return measurement
 
     def _score(self, scorer: Rescorer, report: ReportActivity) -> Iterator[RescoreResult]:
         for value, point in zip(self.values, self.points, strict=True):
