@@ -69,8 +69,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         if update not in ("sum", "delta"):
             raise ValueError(f"InfiniKernel: update ('{update}') must be sum or delta")
         self.position = NoPosition() if position is None else position
-        if seams := self.position.required_seams() - {"query", "key"}:
-            raise ValueError(f"InfiniKernel does not support {sorted(seams)}, which {self.position} needs")
+        if unsupported := self.position.required_seams() - {"query", "key"}:
+            raise ValueError(f"InfiniKernel does not support {sorted(unsupported)}, which {self.position} needs")
         self.segment = segment
         self.update = update
         self.beta = nn.Parameter(torch.zeros(heads))
@@ -93,12 +93,12 @@ class InfiniKernel(Kernel, PerHeadTensors):
             k, v = (x + F.pad(part, (0, 0, 0, rows.columns - self.segment)) for x, part in zip((k, v), earlier))
         present = rows.present
         is_plain = call.key_positions.layout == ContiguousLayout()
-        near = self._attend_to_segments(q, k, v, None if is_plain else present)
+        local_y = self._attend_to_segments(q, k, v, None if is_plain else present)
         initial = SegmentMemory(*(_masked(part[rows.row], rows.continues) for part in state.memory))
         with autocast_disabled(q.device):
-            far, memory = self._read_memory(q, k, v, present, initial)
+            memory_y, memory = self._read_memory(q, k, v, present, initial)
         share = self.beta.sigmoid()[:, None, None]
-        y = rows.gather(share * far.to(near.dtype) + (1 - share) * near, length)
+        y = rows.gather(share * memory_y.to(local_y.dtype) + (1 - share) * local_y, length)
         return LayerOutput(y.to(v.dtype), None if call.state is None else self._next_state(rows, memory, k, v, state))
 
     def explain(self, call: KernelCall) -> str:
@@ -124,15 +124,15 @@ class InfiniKernel(Kernel, PerHeadTensors):
         k, v = (torch.cat([cached[:, :, :column].to(new.dtype), new], 2) for cached, new in zip(earlier, (k, v)))
         turned_q = self.position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
         turned_k = self.position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
-        near = fused_attention(turned_q, turned_k, v, None, causal=False, scale=1 / math.sqrt(q.shape[-1]))
+        local_y = fused_attention(turned_q, turned_k, v, None, causal=False, scale=1 / math.sqrt(q.shape[-1]))
         dtype = memory.matrix.dtype
         with autocast_disabled(q.device):
-            far = memory.of_heads(q.shape[1] // k.shape[1]).read(elu_plus_one(q.to(dtype)))
+            memory_y = memory.of_heads(q.shape[1] // k.shape[1]).read(elu_plus_one(q.to(dtype)))
             if column == self.segment - 1:
                 memory = self._add_segment(memory, elu_plus_one(k.to(dtype)), v.to(dtype))
         k, v = (F.pad(x, (0, 0, 0, self.segment - column - 1)) for x in (k, v))
         share = self.beta.sigmoid()[:, None, None]
-        y = share * far.to(near.dtype) + (1 - share) * near
+        y = share * memory_y.to(local_y.dtype) + (1 - share) * local_y
         return LayerOutput(y.to(v.dtype), InfiniState(memory, k, v))
 
     def _attend_to_segments(

@@ -265,13 +265,13 @@ class MatrixLSTMRule(MemoryRule, PerHeadTensors):
         v = tokens.v
         input_gate, decay = self._gates(gate, tokens.valid)
         if memory.log_scale is None:
-            before = v.new_zeros(v.shape[:2])
+            initial_level = v.new_zeros(v.shape[:2])
         else:
-            before = memory.log_scale
+            initial_level = memory.log_scale
         # the level cancels, so that it needs no gradient
-        level = decayed_running_max(input_gate.detach(), decay.detach(), tokens.run, before)
+        level = decayed_running_max(input_gate.detach(), decay.detach(), tokens.run, initial_level)
         scale = (input_gate - level).exp()[..., None]
-        previous = torch.cat([before[..., None], level[..., :-1]], -1)
+        previous = torch.cat([initial_level[..., None], level[..., :-1]], -1)
         # the exact difference of levels first: what remains, of either sign, makes up for the rounding of the level
         decay = (decay + (previous - level))[..., None]
         columns = F.pad(v, (0, 1), value=1.0) * scale

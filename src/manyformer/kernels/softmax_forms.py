@@ -242,8 +242,8 @@ def visible_blocks_of_pairs(call: KernelCall, mask: Mask, plan: SparsePlan, *, s
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     # a plan of all heads together shows what any of them may see: heads that differ need their own mask of pairs
     pair_mask = mask if mask.per_head else None
-    seams = tiled_attention.PositionSeams(position, query_positions, key_positions, pair_mask, scale, dropout)
-    return tiled_attention.tiled_attention(q, k, v, plan, seams)
+    scoring = tiled_attention.PairScoring(position, query_positions, key_positions, pair_mask, scale, dropout)
+    return tiled_attention.tiled_attention(q, k, v, plan, scoring)
 
 
 def blocks_of_queries(call: KernelCall, mask: Mask, *, scale: float, dropout: float) -> Tensor:

@@ -129,8 +129,8 @@ def _add(
     blank: float = -math.inf,
     label: float = -math.inf,
 ) -> None:
-    before = scores[prefix]
-    scores[prefix] = _PrefixScore(_log_add(before.blank, blank), _log_add(before.label, label))
+    score = scores[prefix]
+    scores[prefix] = _PrefixScore(_log_add(score.blank, blank), _log_add(score.label, label))
 
 
 def _log_add(a: float, b: float) -> float:
