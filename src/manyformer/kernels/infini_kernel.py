@@ -78,6 +78,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
     def forward(self, call: KernelCall) -> LayerOutput:
         length = call.q.shape[2]
         layout = call.query_positions.layout
+        # one token in the same place of every row: the general form below would move whole segments for it
         if call.state and length == 1 and isinstance(layout, ContiguousLayout):
             return self._attend_one(call, layout.start % self.segment)
         rows = segment_rows(call.key_positions, len(call.q), length, self.segment)
@@ -88,6 +89,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
             rows = rows.shortened(length, self.segment)
         q, k, v = (rows.scatter(x) for x in (call.q, call.k, call.v))
         if call.state:
+            # tokens of the incomplete segment were left in the state, in the columns that they have now
             is_earlier = (torch.arange(self.segment, device=q.device) < rows.first[:, None]) & rows.continues[:, None]
             earlier = (x[rows.row].to(q.dtype) * is_earlier[:, None, :, None] for x in state[1:])
             k, v = (x + F.pad(part, (0, 0, 0, rows.columns - self.segment)) for x, part in zip((k, v), earlier))
@@ -174,6 +176,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
             outputs.append(memory.of_heads(group).read(features))
             # a segment is complete with its last token
             is_complete = is_present[:, -1]
+            # rows reach the ends of segments at different times: all are extended, and those keep it that are complete
             longer = self._add_segment(memory, keys, values)
             memory = SegmentMemory(*(_select(is_complete, new, old) for new, old in zip(longer, memory)))
         return torch.cat(outputs, 2), memory
@@ -183,6 +186,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
     ) -> SegmentMemory:
         """The memory after a segment with these features of keys."""
         if self.update == "delta":
+            # what the memory returns already is not added again
             written = values - memory.read(keys)
         else:
             written = values
@@ -193,6 +197,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
     ) -> InfiniState:
         """The state of each row after its latest document; that before the call where the call has none."""
         latest = rows.latest.clamp(min=0)
+        # the segment of the last token: earlier ones are in the memory, and it alone is kept
         last = ((rows.first + rows.token_count - 1).clamp(min=0) // self.segment)[latest]
         batch_rows = torch.arange(len(latest), device=latest.device)
         k, v = (x[latest].unflatten(2, (-1, self.segment)).transpose(1, 2)[batch_rows, last] for x in (k, v))  # type: ignore[no-untyped-call]

@@ -140,6 +140,7 @@ class _ConvolveShifts(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx = dweight = None
         if ctx.needs_input_grad[0]:
+            # the transposed convolution is one with the taps in reverse order
             dx = _sum_shifts(dy, weight.flip(0), 1 - len(weight) - ctx.offset)
         if ctx.needs_input_grad[1]:
             dweight = torch.stack([_sum_products(x, dy, ctx.offset + tap) for tap in range(len(weight))])
