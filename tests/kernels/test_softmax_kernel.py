@@ -12,7 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_forms, softmax_kernel
+from manyformer.kernels import KernelCall, SoftmaxKernel, softmax_kernel
 from manyformer.masks import (
     AllKeys,
     AtPositions,

@@ -179,6 +179,7 @@ def weight_axes(model: nn.Module) -> dict[nn.Module, WeightAxes]:
     for layer in model.modules():
         if isinstance(layer, Layer):
             axes |= dict.fromkeys(layer.modules(), WeightAxes(keys=layer.key_origin))
+    # from the innermost to the outermost module: each changes what the ones inside it have said
     for outer in reversed(list(model.modules())):
         if isinstance(outer, MakesStream):
             axes |= {part: outer.outer_axes(axes[part]) for part in outer.modules() if part in axes}

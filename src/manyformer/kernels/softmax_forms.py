@@ -82,6 +82,7 @@ class DistanceForm(NamedTuple):
 def find_distance_form(call: KernelCall, mask: Mask, *, dropout: float) -> DistanceForm:
     """What is known of distances in a call under this mask; weights with dropout are formed by few computations."""
     position = call.position
+    # of one distance on either side: enough to see what kind of terms the position has
     terms = position.distance_terms(1, 1)
     offset, packed_layout = _find_offset(call, mask)
     if terms is None:
@@ -125,6 +126,7 @@ def _find_offset(call: KernelCall, mask: Mask) -> tuple[QueryOffset | None, Pack
     causal = isinstance(mask, Causal)
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         offset = query_layout.start - key_layout.start
+        # every query has a key at its own position
         if 0 <= offset <= keys - queries:
             return (QueryOffset(offset, causal), None)
         return (None, None)

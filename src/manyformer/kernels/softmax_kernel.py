@@ -364,6 +364,7 @@ def _documents_save_pairs(softmax: SoftmaxCall) -> bool:
     if layout is None or not softmax.has_plain_mask:
         return False
     rows, heads = softmax.call.q.shape[:2]
+    # one masked call would also compute the pairs between documents
     own_pairs = sum((end - begin) ** 2 for _, begin, end in layout.documents)
     return heads * (rows * softmax.pairs - own_pairs) > ATTENTION_CALL * len(layout.documents)
 
@@ -621,6 +622,7 @@ class SoftmaxKernel(Kernel):
     def share_columns(self, ring: TokenRing) -> None:
         def forward(call: KernelCall) -> LayerOutput:
             scale = self.score_scale(call.q.shape[-1])
+            # keys of other processes are never here together: only their log-sum-exps can be merged
             y = ring_attention(call.q, call.k, call.v, call.query_positions, self.mask, ring, scale=scale)
             return LayerOutput(y, call.state)
 

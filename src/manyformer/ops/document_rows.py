@@ -273,6 +273,7 @@ def segment_rows(positions: TokenPositions, batch: int, length: int, segment: in
     # where each document begins is the smallest of its positions, in whatever order tokens come
     begin = position_ids.new_full((documents + 1,), torch.iinfo(torch.long).max)
     begin = begin.scatter_reduce(0, document, position_ids.flatten(), "amin")[:-1]
+    # runs that a row does not have are documents without tokens
     count = count_values(document, documents + 1)[:-1]
     begin = begin.where(count > 0, 0)
     first = begin % segment
