@@ -70,6 +70,7 @@ class AttentionSpans(PerHeadTensors, ABC):
     def reach(self, lengths: Float[Tensor, "#b h #l"]) -> list[int]:
         """The largest number of keys that each head sees, i.e. keys whose ramp weight is above 0."""
         max_lengths: list[float] = lengths.detach().amax((0, 2)).tolist()
+        # at the distance length + ramp the weight is exactly 0
         return [min(self.max_span, math.ceil(length + self.ramp) - 1) for length in max_lengths]
 
     def extra_repr(self) -> str:
@@ -208,6 +209,7 @@ class AdaptiveSpanKernel(Kernel):
         loss = self.span_loss * self._mean_span(lengths, call.query_positions) if self.span_loss else 0.0
         scale = 1 / math.sqrt(q.shape[-1]) if self.scale is None else self.scale
         head_spans = HeadSpans(lengths, self.spans.ramp, scale)
+        # also watched calls: only all pairs have weights to report
         if (rows := self._span_rows(call)) is None:
             y, weights = span_attention_reference(
                 q,
@@ -258,6 +260,7 @@ class AdaptiveSpanKernel(Kernel):
         assert terms is not None
         assert terms.keys is not None
         assert terms.query_bias is None
+        # the last row is distance 0, the token itself, which it does not attend to
         return terms.keys[:, :-1]
 
     def _mean_span(self, lengths: Float[Tensor, "#b h #l"], query_positions: TokenPositions) -> Tensor:
@@ -305,6 +308,7 @@ def span_attention(
 
     `vectors` are added to keys by distance, already scaled; the last row is for distance 1.
     """
+    # heads of similar spans share a band: one call each would cost more than a few keys too many
     groups: dict[int, list[int]] = {}
     for head, max_span in enumerate(max_spans):
         groups.setdefault(-(-max_span // BAND_ROUNDING), []).append(head)
@@ -344,6 +348,7 @@ class _SpanAttention(torch.autograd.Function):
             scores = scores.masked_fill(_hidden_keys(rows, band, q.device) | (ramp <= 0), -torch.inf)
             # keys with ramp 0 are hidden: -inf either way
             lse = (scores + ramp.log()).logsumexp(-1, keepdim=True)
+            # e^s / sum m e^s: kept without the ramp, whose gradient it is
             unramped = scores.sub_(lse.masked_fill_(lse == -torch.inf, 0.0)).exp_()
             y = band_weighted_sum(unramped * ramp, v, band)
         ctx.save_for_backward(q, k, v, ramp, table, unramped, y)

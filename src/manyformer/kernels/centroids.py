@@ -88,6 +88,7 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         """The commitment loss, a mean over tokens and heads; 0 in evaluation."""
         if not self.training or not self.commitment:
             return 0.0
+        # |a - b|^2 of vectors of length 1
         squared_distances = 2 - 2 * cosines.amax(-1)
         if valid is None:
             return self.commitment * squared_distances.mean()
@@ -105,6 +106,7 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
         sums, count = (_sum_over_processes(part) for part in self._pending)
         self._pending = None
         means = (sums / count.clamp(min=1)).to(self.sums.dtype)
+        # sums divided by all keys, not by those of a cluster: a cluster with few keys moves slowly
         self.sums.mul_(self.decay).add_(means, alpha=1 - self.decay)
         self.mean.copy_(_normalize_sums(self.sums, self.mean))
 
@@ -122,8 +124,6 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
             # clusters of these keys for these keys would let a token be routed by later ones
             if self._first_keys is None:
                 self._first_keys = keys
-            else:
-                self._first_keys = self._first_keys
             return
         new_sums = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])
         pending = self._pending
@@ -142,13 +142,16 @@ class KMeansCentroids(PerHeadTensors, PostStepUpdate):
 
     def _init_from_keys(self, keys: Float[Tensor, "h n e"]) -> None:
         """Run Lloyd's algorithm on the keys of all processes, starting from random keys of process 0."""
+        # a generator of its own: training draws the same numbers whether or not there are clusters
         generator = torch.Generator().manual_seed(int(self.seed))
         if keys.shape[1]:
             draws = torch.randint(keys.shape[1], self.mean.shape[:2], generator=generator, device="cpu")
+            # without repetition where there are keys enough: equal centroids would stay equal
             if keys.shape[1] >= self.mean.shape[1]:
                 draws = torch.stack([torch.randperm(keys.shape[1], generator=generator, device="cpu") for _ in draws])
             self.mean.copy_(keys.gather(1, _expand_index(draws[:, : self.mean.shape[1]].to(keys.device), keys)))
         if _is_distributed():
+            # processes have different keys, and must begin with the same centroids
             dist.broadcast(self.mean, 0)
         for _ in range(LLOYD_ITERATIONS):
             new_sums = centroid_sums(keys, nearest_centroid(keys, self.mean.to(keys.dtype)), self.mean.shape[1])

@@ -33,6 +33,7 @@ class SumKernel(Kernel):
                 name = type(kernel).__name__
                 raise ValueError(f"SumKernel: {name} is recurrent, ties queries and keys, or needs gates")
         self.kernels = nn.ModuleList(kernels)
+        # all kernels get the same position, so that each of them must be able to use it
         self.supports = frozenset.intersection(*(kernel.supports for kernel in kernels))
 
     def init_state(self, batch: int, *, device: torch.device, dtype: torch.dtype) -> State:
@@ -126,9 +127,11 @@ class DifferentialKernel(Kernel):
 
     def forward(self, call: KernelCall) -> LayerOutput:
         y, state, loss = self.inner(_pair_values(call))
+        # heads i and i + h / 2 are a pair; both read the values of both
         first, second = y.chunk(2, dim=1)
         difference = first - self.subtracted_share().to(y.dtype) * second
         normalized = (1 - self.initial_lambda) * rms_norm(difference, eps=self.eps)
+        # (b, pairs, l, 2, width) to (b, h, l, width): what a pair gives fills its two heads
         halves = normalized.unflatten(-1, (2, self.width))  # type: ignore[no-untyped-call]
         return LayerOutput(halves.transpose(2, 3).flatten(1, 2), state, loss)
 
@@ -146,5 +149,6 @@ class DifferentialKernel(Kernel):
 
 def _pair_values(call: KernelCall) -> KernelCall:
     """The call with the values of key heads i and i + g / 2 side by side in both."""
+    # the first half of the key heads is paired with the second one
     both = torch.cat(call.v.chunk(2, dim=1), -1)
     return call._replace(v=torch.cat([both, both], 1))

@@ -105,6 +105,7 @@ class SigmoidDecay(DecayGate):
         self.root = root
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
+        # log(sigmoid^(1/root)), without the exponential in between
         return F.logsigmoid(gate) / self.root
 
     @property

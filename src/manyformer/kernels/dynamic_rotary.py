@@ -96,6 +96,7 @@ class DynamicRotaryKernel(Kernel):
         """One range for the columns within the original length in every row, then ranges of `MAX_ROTATED_QUERIES`."""
         length = query_positions.position_ids.shape[1]
         beyond = query_positions.position_ids >= self.scaling.original_length
+        # columns, not tokens: all rows of a call share one division into ranges
         extrapolated = (beyond & (query_positions.segment_ids != PADDING_SEGMENT)).any(0)
         if bool(extrapolated.any()):
             num_within = int(extrapolated.int().argmax())
@@ -107,6 +108,7 @@ class DynamicRotaryKernel(Kernel):
             yield QueryRange(start, min(start + MAX_ROTATED_QUERIES, length), shares_rotation=False)
 
     def _rotate_keys_once(self, call: KernelCall) -> KernelCall:
+        # a length of 0 is within the original one, and leaves the rates as they are
         unscaled = torch.zeros_like(call.query_positions.position_ids[:1, :1])
         return call._replace(
             q=self._rotate(call.q, call.query_positions.position_ids, unscaled),
@@ -119,8 +121,11 @@ class DynamicRotaryKernel(Kernel):
         queries = call.q.shape[2]
         query_positions = tree_map(lambda t: t.expand(rows, -1).reshape(-1, 1), call.query_positions)
         key_positions = tree_map(
-            lambda t: t.expand(rows, -1).repeat_interleave(queries, dim=0), call.key_positions._replace(layout=None)
+            # a layout speaks of rows of the batch, which are single queries now
+            lambda t: t.expand(rows, -1).repeat_interleave(queries, dim=0),
+            call.key_positions._replace(layout=None),
         )
+        # (b l, h, 1, e)
         q = call.q.transpose(1, 2).flatten(0, 1)[:, :, None]
         k, v = (x.repeat_interleave(queries, dim=0) for x in (call.k, call.v))
         return call._replace(

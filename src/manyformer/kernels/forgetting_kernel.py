@@ -115,6 +115,7 @@ def _dense(call: KernelCall, totals: Float[Tensor, "b g s"]) -> tuple[Float[Tens
     q = call.q
     k, v, totals = (x.repeat_interleave(call.q.shape[1] // x.shape[1], 1) for x in (call.k, call.v, totals))
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
+    # the difference first, in float64: the sums of a long row have no digits left for single gates in float32
     decays = (totals[..., -q.shape[2] :, None] - totals[..., None, :]).to(compute_dtype).to(q.device)
     mask = Causal().dense(call.query_positions, call.key_positions, 1)
     weights = ops.masked_softmax(q @ k.mT + decays, mask).to(q.dtype)
@@ -153,6 +154,7 @@ def _has_strong_gates(totals: Float[Tensor, "b g s"], q: Float[Tensor, "b h l e"
     if size == BLOCK or q.shape[2] == 1 or torch.compiler.is_compiling() or q.is_meta:
         return False
     sums = totals[..., -q.shape[2] :].detach()
+    # repeating the last sum adds no gate to the last part
     padded = F.pad(sums, (0, -q.shape[2] % size), mode="replicate")
     parts = padded.unflatten(-1, (-1, size))  # type: ignore[no-untyped-call]
     return bool((parts[..., 0] - parts[..., -1]).amax() > MAX_SUM)
@@ -173,6 +175,7 @@ def _fused(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b
         origins = totals[..., None, first + start : stop : size].detach()
         channels = _split_precision(origins - totals[..., :stop, None], q.dtype).to(q.device)
         part = torch.arange(queries.shape[2], device=q.device) // size
+        # a query has a 1 in the channels of its own origin, and so adds the sums of gates from there to its scores
         chosen = part[:, None] == torch.arange(channels.shape[-1], device=q.device) % origins.shape[-1]
         keys = torch.cat([k[:, :, :stop], channels], -1)
         queries = torch.cat([queries, chosen.to(q.dtype).expand(*queries.shape[:2], -1, -1)], -1)
@@ -190,6 +193,7 @@ def _split_precision(x: Float[Tensor, "b g s n"], dtype: torch.dtype) -> Float[T
     """`x` as channels of `dtype` whose sums are `x` to the digits of float32: one each, or several of 16 bits."""
     if torch.promote_types(dtype, torch.float32) == dtype:
         return x.to(dtype)
+    # each channel holds what the ones before it have rounded away
     remainder = x.clamp(-MAX_LOW_PRECISION, MAX_LOW_PRECISION)
     parts = []
     for _ in range(LOW_PRECISION_PARTS):

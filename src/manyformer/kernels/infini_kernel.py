@@ -69,8 +69,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         if update not in ("sum", "delta"):
             raise ValueError(f"InfiniKernel: update ('{update}') must be sum or delta")
         self.position = NoPosition() if position is None else position
-        if seams := self.position.required_seams() - {"query", "key"}:
-            raise ValueError(f"InfiniKernel does not support {sorted(seams)}, which {self.position} needs")
+        if unsupported := self.position.required_seams() - {"query", "key"}:
+            raise ValueError(f"InfiniKernel does not support {sorted(unsupported)}, which {self.position} needs")
         self.segment = segment
         self.update = update
         self.beta = nn.Parameter(torch.zeros(heads))
@@ -78,6 +78,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
     def forward(self, call: KernelCall) -> LayerOutput:
         length = call.q.shape[2]
         layout = call.query_positions.layout
+        # one token in the same place of every row: the general form below would move whole segments for it
         if call.state and length == 1 and isinstance(layout, ContiguousLayout):
             return self._attend_one(call, layout.start % self.segment)
         rows = segment_rows(call.key_positions, len(call.q), length, self.segment)
@@ -88,17 +89,18 @@ class InfiniKernel(Kernel, PerHeadTensors):
             rows = rows.shortened(length, self.segment)
         q, k, v = (rows.scatter(x) for x in (call.q, call.k, call.v))
         if call.state:
+            # tokens of the incomplete segment were left in the state, in the columns that they have now
             is_earlier = (torch.arange(self.segment, device=q.device) < rows.first[:, None]) & rows.continues[:, None]
             earlier = (x[rows.row].to(q.dtype) * is_earlier[:, None, :, None] for x in state[1:])
             k, v = (x + F.pad(part, (0, 0, 0, rows.columns - self.segment)) for x, part in zip((k, v), earlier))
         present = rows.present
         is_plain = call.key_positions.layout == ContiguousLayout()
-        near = self._attend_to_segments(q, k, v, None if is_plain else present)
+        local_y = self._attend_to_segments(q, k, v, None if is_plain else present)
         initial = SegmentMemory(*(_masked(part[rows.row], rows.continues) for part in state.memory))
         with autocast_disabled(q.device):
-            far, memory = self._read_memory(q, k, v, present, initial)
+            memory_y, memory = self._read_memory(q, k, v, present, initial)
         share = self.beta.sigmoid()[:, None, None]
-        y = rows.gather(share * far.to(near.dtype) + (1 - share) * near, length)
+        y = rows.gather(share * memory_y.to(local_y.dtype) + (1 - share) * local_y, length)
         return LayerOutput(y.to(v.dtype), None if call.state is None else self._next_state(rows, memory, k, v, state))
 
     def explain(self, call: KernelCall) -> str:
@@ -124,15 +126,15 @@ class InfiniKernel(Kernel, PerHeadTensors):
         k, v = (torch.cat([cached[:, :, :column].to(new.dtype), new], 2) for cached, new in zip(earlier, (k, v)))
         turned_q = self.position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
         turned_k = self.position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
-        near = fused_attention(turned_q, turned_k, v, None, causal=False, scale=1 / math.sqrt(q.shape[-1]))
+        local_y = fused_attention(turned_q, turned_k, v, None, causal=False, scale=1 / math.sqrt(q.shape[-1]))
         dtype = memory.matrix.dtype
         with autocast_disabled(q.device):
-            far = memory.of_heads(q.shape[1] // k.shape[1]).read(elu_plus_one(q.to(dtype)))
+            memory_y = memory.of_heads(q.shape[1] // k.shape[1]).read(elu_plus_one(q.to(dtype)))
             if column == self.segment - 1:
                 memory = self._add_segment(memory, elu_plus_one(k.to(dtype)), v.to(dtype))
         k, v = (F.pad(x, (0, 0, 0, self.segment - column - 1)) for x in (k, v))
         share = self.beta.sigmoid()[:, None, None]
-        y = share * far.to(near.dtype) + (1 - share) * near
+        y = share * memory_y.to(local_y.dtype) + (1 - share) * local_y
         return LayerOutput(y.to(v.dtype), InfiniState(memory, k, v))
 
     def _attend_to_segments(
@@ -174,6 +176,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
             outputs.append(memory.of_heads(group).read(features))
             # a segment is complete with its last token
             is_complete = is_present[:, -1]
+            # rows reach the ends of segments at different times: all are extended, and those keep it that are complete
             longer = self._add_segment(memory, keys, values)
             memory = SegmentMemory(*(_select(is_complete, new, old) for new, old in zip(longer, memory)))
         return torch.cat(outputs, 2), memory
@@ -183,6 +186,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
     ) -> SegmentMemory:
         """The memory after a segment with these features of keys."""
         if self.update == "delta":
+            # what the memory returns already is not added again
             written = values - memory.read(keys)
         else:
             written = values
@@ -193,6 +197,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
     ) -> InfiniState:
         """The state of each row after its latest document; that before the call where the call has none."""
         latest = rows.latest.clamp(min=0)
+        # the segment of the last token: earlier ones are in the memory, and it alone is kept
         last = ((rows.first + rows.token_count - 1).clamp(min=0) // self.segment)[latest]
         batch_rows = torch.arange(len(latest), device=latest.device)
         k, v = (x[latest].unflatten(2, (-1, self.segment)).transpose(1, 2)[batch_rows, last] for x in (k, v))  # type: ignore[no-untyped-call]

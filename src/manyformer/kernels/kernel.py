@@ -64,8 +64,8 @@ class KernelCall(NamedTuple):
 class Kernel(nn.Module, ABC):
     """An attention algorithm.
 
-    `supports` names the seams at which a position may act; `Attention` refuses a position that acts at another one.
-    `recurrent` says that the kernel keeps a summary of earlier keys in its state instead of the keys themselves.
+    `supports` names what a position may change, of query, key, score and value; `Attention` refuses one that changes
+    more. `recurrent` says that the kernel keeps a summary of earlier keys in its state instead of the keys themselves.
     `gate_dim` is the number of channels per token and key head that the layer projects in addition to the values; they
     are the last channels of `v`. The projection of the values makes them, or the kernel's own `gate_projection`, which
     maps what the layer projects (b, l, d) to (b, g, l, gate_dim). `extra_query_dim` is the same for queries; no
@@ -179,6 +179,7 @@ def weight_axes(model: nn.Module) -> dict[nn.Module, WeightAxes]:
     for layer in model.modules():
         if isinstance(layer, Layer):
             axes |= dict.fromkeys(layer.modules(), WeightAxes(keys=layer.key_origin))
+    # from the innermost to the outermost module: each changes what the ones inside it have said
     for outer in reversed(list(model.modules())):
         if isinstance(outer, MakesStream):
             axes |= {part: outer.outer_axes(axes[part]) for part in outer.modules() if part in axes}

@@ -162,6 +162,7 @@ def trim(buffer: KVBuffer, positions: TokenPositions, keep: int) -> KVBuffer:
 
 def _can_append_in_place(buffer: KVBuffer, count: int) -> bool:
     """Whether the next columns exist and no other call has already continued from this state."""
+    # tensors made in inference mode may not be written outside of it
     is_frozen = buffer.k.is_inference() and not torch.is_inference_mode_enabled()
     if is_frozen or buffer.stop + count > buffer.segment_ids.shape[1]:
         return False
@@ -179,6 +180,7 @@ def _reallocate(buffer: KVBuffer, count: int, keep: int) -> KVBuffer:
     def copy_field(field: Tensor, axis: int, fill: int) -> Tensor:
         shape = [*field.shape[:axis], capacity, *field.shape[axis + 1 :]]
         resized = field.new_full(shape, fill)
+        # the rest stays marked as unused, which is how a later call knows that it may write there
         resized.narrow(axis, 0, length).copy_(field.narrow(axis, start, length))
         return resized
 
@@ -194,6 +196,7 @@ def _first_required_column(buffer: KVBuffer, keep: int) -> int:
     if used.stop <= keep or used.segment_ids.is_meta:
         return buffer.start
     valid = used.segment_ids != PADDING_SEGMENT
+    # the last token of each row, whatever padding follows it
     last = torch.where(valid, torch.arange(used.stop, device=valid.device), 0).amax(1, keepdim=True)
     last_document = valid & (used.segment_ids == used.segment_ids.gather(1, last))
     required = (last_document & (used.position_ids > used.position_ids.gather(1, last) - keep)).any(0)

@@ -113,9 +113,11 @@ class LinearKernel(Kernel, StatefulAcrossBatches):
             maps = [features]
         else:
             maps = [features, key_features]
-        if (signed := next((each for each in maps if each.signed), None)) and isinstance(self.rule, DeltaRule):
+        signed = next((feature_map for feature_map in maps if feature_map.signed), None)
+        if signed is not None and isinstance(self.rule, DeltaRule):
             raise ValueError(f"DeltaRule divides features by their sum, which may be 0 for {type(signed).__name__}")
-        if carried and (not self._causal or any(getattr(each, "redraw", None) is not None for each in maps)):
+        are_redrawn = any(getattr(feature_map, "redraw", None) is not None for feature_map in maps)
+        if carried and (not self._causal or are_redrawn):
             raise ValueError("LinearKernel: a carried memory needs mask Causal() and features that are never redrawn")
         if chunk < 1:
             raise ValueError(f"LinearKernel: chunk ({chunk}) must be at least 1 token")

@@ -71,6 +71,7 @@ class LearnedLengthProjection(LengthProjection, PerHeadTensors):
             nn.init.xavier_uniform_(weight.data, gain=0.5**0.5)
 
     def forward(self, x: Float[Tensor, "n g p e"], count: Int[Tensor, "n p"] | None = None) -> ProjectedSlots:
+        # positions that a short document lacks have no weight in its slots
         weight = self.weight[:, :, : x.shape[2]]
         if weight.shape[0] > 1:
             return ProjectedSlots(weight @ x)
@@ -93,6 +94,7 @@ class PooledLengthProjection(LengthProjection):
         filled = (counts > 0).any(-1)
         if self.reduction == "max":
             absent = (counts == 0)[:, None, ..., None]
+            # zeros of absent tokens would win over negative numbers
             maxima = windows.masked_fill(absent, -torch.inf).amax(3)
             return ProjectedSlots(maxima.masked_fill(~filled[:, None, :, None], 0.0), _filled_or_none(filled, count))
         total = counts.sum(-1).clamp(min=1)[:, None, :, None]
@@ -114,6 +116,7 @@ class ConvolvedLengthProjection(LengthProjection, PerHeadTensors):
     def __init__(self, max_length: int, slots: int, *, key_dim: int, heads: int = 1) -> None:
         super().__init__(max_length, slots)
         width = _window_width(self)
+        # (heads, tokens of a window, channels): each channel has weights of its own
         self.weight = nn.Parameter(torch.full((heads, width, key_dim), 1 / width))
 
     def forward(self, x: Float[Tensor, "n g p e"], count: Int[Tensor, "n p"] | None = None) -> ProjectedSlots:
@@ -213,6 +216,7 @@ class LinformerKernel(Kernel):
         if isinstance(key_positions.layout, ContiguousLayout):
             self._check_length(k.shape[2])
             return _ProjectedKV(self.keys(k).x, self.values(v).x, None)
+        # documents that share a row must not share slots
         documents, segment_ids = _group_by_segment(key_positions)
         self._check_length(documents.present.shape[1])
         keys = self.keys(documents.scatter(k), documents.present)
@@ -251,11 +255,10 @@ def _group_by_segment(key_positions: TokenPositions) -> tuple[DocumentGrid, Int[
         segments = torch.unique(segment_ids[valid])
         longest = None
     # if all tokens are padding: one document without tokens
-    if segments.numel():
-        segments = segments
-    else:
+    if not segments.numel():
         segments = segments.new_zeros(1)
     batch = len(segment_ids)
     row = torch.arange(batch, device=segments.device)[:, None]
+    # segment ids are sorted and the same for all rows, so that queries of another sequence find their document
     grid_rows = row * len(segments) + torch.searchsorted(segments, segment_ids.contiguous())
     return make_grid(grid_rows, key_positions.position_ids, valid, batch * len(segments), longest), segments

@@ -135,6 +135,7 @@ class LolcatsKernel(Kernel, PerHeadTensors):
 
     def _window_weights(self, scores: Float[Tensor, "b h *n l s"], in_window: Bool[Tensor, "..."]) -> Tensor:
         """gamma exp(s - max s) for products of queries and keys; 0 for keys that are not `in_window`."""
+        # finite: a row without a key in its window has a maximum as well, and weights of 0
         scores = (scores * self._scale).masked_fill(~in_window, torch.finfo(scores.dtype).min)
         gamma = self.window_factor.to(scores.dtype).sigmoid().view(-1, *[1] * (scores.ndim - 2))
         return (gamma * (scores - scores.amax(-1, keepdim=True)).exp()).masked_fill(~in_window, 0.0)
@@ -164,6 +165,7 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         missing = -length % block
         q = F.pad(stream.q, (0, 0, 0, missing)).unfold(2, block, block).mT
         keys = [F.pad(x, (0, 0, 0, missing)).unfold(2, window + block, block) for x in (stream.k, stream.v)]
+        # (b h n window + block e): the keys of a block of queries with those of the window before it
         k, v = (x.repeat_interleave(groups, 1).mT for x in keys)
         labels = F.pad(stream.documents, (0, missing), value=-1)
         is_token = F.pad(stream.segment_ids != PADDING_SEGMENT, (0, missing))
@@ -182,6 +184,7 @@ class LolcatsKernel(Kernel, PerHeadTensors):
         length = stream.q.shape[2]
         documents = stream.documents[:, :length]
         query_documents = stream.documents[:, self.window :]
+        # the token that leaves the window enters the sum, but not that of another document
         counts = (documents == query_documents) & (stream.segment_ids[:, :length] != PADDING_SEGMENT)
         columns = F.pad(stream.v[:, :, :length], (0, 1), value=1.0) * counts[:, None, :, None]
         key_features = self._key_features(stream.k[:, :, :length], groups)
@@ -204,8 +207,10 @@ class LolcatsKernel(Kernel, PerHeadTensors):
             segment_ids = torch.cat([state.segment_ids, segment_ids], 1)
         q = call.q
         places = None
+        # the last token before the call, whose document is number 0
         last = segment_ids.new_full((len(segment_ids), 1), self.window - 1)
         if not isinstance(call.key_positions.layout, ContiguousLayout):
+            # padding first, so that the tokens of a row are adjacent and a window is a range of columns
             order = (segment_ids != PADDING_SEGMENT).byte().argsort(stable=True, dim=1)
             segment_ids = segment_ids.gather(1, order)
             k, v = (x.gather(2, order[:, None, :, None].expand_as(x)) for x in (k, v))

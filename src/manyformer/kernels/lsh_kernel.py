@@ -99,6 +99,7 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
         self.redraw = redraw
         self.scale = scale
         self.path = path
+        # drawn on the CPU, so that it is the same on every device for one seed of torch
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("number", torch.zeros((), dtype=torch.long))
@@ -106,6 +107,7 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
 
     def after_step(self, step: int) -> None:
         if self.redraw is not None:
+            # by the step, not by a counter of calls: evaluating in between, or resuming, draws the same rotations
             self.number.fill_(step // self.redraw)
 
     def keep_heads(self, selection: HeadSelection) -> None:
@@ -156,8 +158,11 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
     @compiler_disabled
     def _attend(self, call: KernelCall, path: LSHPath) -> LayerOutput:
         q, k, v, query_positions, key_positions, _, state, watch = call
+        # stored for recomputation: rounding that differs in the second forward pass must not move a token to another
+        # bucket
         buckets = choose_once(lambda: self._hash(q))
         if self.variant == "published":
+            # one bucket for a document that fits a chunk: full attention, as published
             is_short = bucket_chunks.document_lengths(key_positions.segment_ids) <= self.chunk_length
             buckets = buckets.masked_fill(is_short[:, None], 0)
         if path == "remembered":
@@ -227,6 +232,7 @@ class LSHKernel(Kernel, PerHeadTensors, PostStepUpdate):
         query_ids = query_positions.position_ids[:, None, :, None]
         key_ids = key_positions.position_ids[:, None, None]
         same_segment = query_positions.same_document(key_positions)[:, None]
+        # never the token itself: its own key is the most similar to its query
         allowed = same_segment & (query_ids != key_ids if self.chunks_after else query_ids > key_ids)
         in_shared_round = torch.zeros_like(allowed)
         for hash_round in range(query_chunks.shape[2]):
@@ -263,6 +269,7 @@ def _append_chunk_ids(
     assert state.chunk_ids is not None
     new_buckets = buckets.long().movedim(0, 2)
     all_buckets = torch.cat([state.chunk_ids // CHUNKS_PER_BUCKET, new_buckets], -1)
+    # the rank of a new token counts all earlier ones of its bucket, so all of them are compared
     unit_ids = key_positions.segment_ids[:, None, None] * MAX_BUCKETS + all_buckets
     ranks = bucket_chunks.ranks(unit_ids, new_buckets.shape[-1])
     return torch.cat([state.chunk_ids, new_buckets * CHUNKS_PER_BUCKET + ranks // chunk_length], -1)

@@ -212,6 +212,7 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
         keep = self.history.required_tokens
         position_ids, segment_ids = (x.expand(q.shape[0], -1) for x in query_positions[:2])
         positions = query_positions._replace(position_ids=position_ids, segment_ids=segment_ids)
+        # what the local attention has cached was stored when it was new
         new_pairs = k.detach()[:, :, num_cached:], v.detach()[:, :, num_cached:]
         buffer = KVBuffer(*new_pairs, position_ids, segment_ids, 0, q.shape[2])
         if state is not None:
@@ -255,6 +256,7 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
             return None
         # index the buffers of all rows and heads as one table
         offset = torch.arange(q.shape[0] * q.shape[1], device=q.device).view(*q.shape[:2], 1, 1) * buffer.k.shape[2]
+        # columns count from the first used one
         index = nearest.columns + (offset + buffer.start)
         k, v = (F.embedding(index, table.reshape(-1, table.shape[-1])).to(q.dtype) for table in (buffer.k, buffer.v))
         rows = torch.arange(q.shape[0], device=q.device)[:, None, None, None]
@@ -276,6 +278,7 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
         for rows, queries, keys in ranges:
             has_ranges = True
             range_queries = q[rows, :, queries]
+            # rows and heads are tables of their own; a contiguous range needs no mask
             nearest = self.search(range_queries.flatten(0, 1), buffer.k[rows, :, keys].flatten(0, 1), count, None)
             target = rows, slice(None), queries, slice(nearest.columns.shape[-1])
             products[target] = nearest.products.view(*range_queries.shape[:3], -1)
@@ -300,6 +303,7 @@ def _region_masses(
     memory_share = memory_share.expand(*weights.shape[:3], 1)
     queries = weights.shape[2]
     total = weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    # the local weights are those of a softmax without the memory: scaled to what the memory leaves
     all_weights = torch.cat([memory_share, weights / total * (1 - memory_share)], -1)
     valid = query_positions.segment_ids != PADDING_SEGMENT
     return region_shares(all_weights, [1, weights.shape[-1] - queries, queries], valid)

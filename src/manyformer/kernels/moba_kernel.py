@@ -93,6 +93,7 @@ class MoBAKernel(Kernel):
         else:
             blocks = self._block_means(k, key_positions)
         means = blocks.means.repeat_interleave(heads // blocks.means.shape[1], 1)
+        # blocks of the whole batch in one axis (n): which of them are of a query's document is a mask
         gates = torch.einsum("bhle,nhe->bhln", call.q.detach().to(means.dtype), means)
         query_block = (query_positions.position_ids // self.block)[..., None]
         rows = torch.arange(len(call.q), device=call.q.device)[:, None, None]
@@ -104,6 +105,7 @@ class MoBAKernel(Kernel):
         is_chosen = is_own.expand(gates.shape) | (
             chosen[..., None] == torch.arange(gates.shape[-1], device=gates.device)
         ).any(-2)
+        # (b h l n) to (b h l s): a key is seen if its block is
         by_key = is_chosen.gather(-1, blocks.block_ids[:, None, None].expand(*is_chosen.shape[:3], -1))
         return by_key & Causal().dense(query_positions, key_positions, 1)
 
@@ -121,6 +123,7 @@ class MoBAKernel(Kernel):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Float[Tensor, "b h l f"]:
         """The outputs of rows that are one document each."""
+        # the choice has no gradient, and recomputation must make the same one
         chosen = choose_once(lambda: self._choose(q.detach(), k.detach()))
         return block_choice_attention(q, k, v, chosen, self.block, scale=scale)
 
@@ -152,6 +155,7 @@ class MoBAKernel(Kernel):
         all other keys."""
         rows = len(k)
         count = -(-position_limit // self.block) + 1
+        # keys of other documents, padding and unused columns go to the last block, which is never chosen
         number = torch.where(query.same_document(keys)[:, 0], keys.position_ids // self.block, count - 1)
         index = number + count * torch.arange(rows, device=k.device)[:, None]
         flat_keys = k.to(torch.promote_types(k.dtype, torch.float32)).transpose(1, 2).flatten(0, 1)

@@ -135,21 +135,25 @@ class NSAKernel(Kernel):
         return CompressedBlocks(empty, empty)
 
     def forward(self, call: KernelCall) -> LayerOutput:
+        # the layer projects three more channels of each query: the gates of the branches
         q, gates = torch.split(call.q, [self.head_dim, 3], -1)
         v, *branches = torch.split(call.v, self.head_dim, -1)
         shares = gates.sigmoid()
         window = self.window(call._replace(q=q, v=v, state=None, watch=no_watch)).y
+        # the layer turned only the window's keys; those of compressed blocks are turned after compression
         branches[2] = call.position.key(branches[2], call.key_positions)
         rows = document_rows(call.query_positions, call.key_positions, q.shape[2])
         scale = 1 / math.sqrt(self.head_dim)
         q = rows.queries(q)
         keys, values, selected_keys, selected_values = [rows.keys(x) for x in branches]
         layout = call.query_positions.layout
+        # blocks of a state are those of one document from its first token on
         cached = call.state if rows.is_contiguous else None
         start = 0
         if isinstance(layout, ContiguousLayout):
             start = layout.start
         blocks = self._compress(keys, values, cached, start, call.position)
+        # the ranking comes for free: weights of compressed blocks are needed for their branch anyway
         weights = self._compressed_weights(q, blocks.k, rows.positions, scale)
         chosen = choose_once(lambda: self._choose(weights.detach(), rows.positions, keys.shape[2]))
         compressed = weights.to(q.dtype) @ self._by_head(blocks.v, q)
@@ -200,6 +204,7 @@ class NSAKernel(Kernel):
             if cached is not None and is_cached:
                 return cached
             return CompressedBlocks(k[:, :, :0], v[:, :, :0])
+        # overlapping blocks of `length` tokens, one every `stride`
         k, v = (x[:, :, first * stride :].unfold(2, length, stride).mT for x in (k, v))
         ends = torch.arange(first, count, device=k.device) * stride + length - 1
         positions = TokenPositions(ends.expand(len(k), -1), torch.zeros_like(ends).expand(len(k), -1))
@@ -224,6 +229,7 @@ class NSAKernel(Kernel):
         block = torch.arange(importance.shape[-1], device=weights.device)
         own = (positions // self.sizes.block)[:, None, :, None]
         is_always_seen = (block == 0) | (block == own - 1)
+        # the query's own block is attended to anyway, up to itself
         scores = importance.masked_fill(is_always_seen, torch.inf).masked_fill(block >= own, -torch.inf)
         return choose_highest_scores(scores, self.sizes.blocks_seen - 1)
 
@@ -235,6 +241,7 @@ class NSAKernel(Kernel):
         per_compressed = compressed_length // stride
         per_block = block // stride
         count = -(-length // block)
+        # the first block also overlaps compressed ones that begin before it, of which there are none
         padded = F.pad(weights, (per_compressed - 1, count * per_block - weights.shape[-1]))
         width = per_compressed + per_block - 1
         windows = padded.unfold(-1, width, per_block)

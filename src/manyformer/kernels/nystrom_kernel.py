@@ -108,6 +108,7 @@ class NystromKernel(Kernel, PerHeadTensors):
         if has_short:
             q_short, k_short, v_short = (x[:, :, :short] for x in (q, k, v))
             mask = (torch.arange(short, device=q.device) < lengths[:, None])[:, None, None].expand(-1, -1, short, -1)
+            # rows of few tokens would have empty landmarks: they are computed exactly and taken instead
             exact = ops.fused_attention(q_short, k_short, v_short, mask, causal=False, scale=scale)
             is_short = (lengths <= self.landmarks)[:, None, None, None]
             y = torch.where(is_short, F.pad(exact, (0, 0, 0, length - short)), y)
@@ -139,6 +140,7 @@ class NystromKernel(Kernel, PerHeadTensors):
         compute_dtype = torch.promote_types(q.dtype, torch.float32)
         with autocast_disabled(q.device):
             middle = (q_landmarks.to(compute_dtype) @ k_landmarks.mT.to(compute_dtype) * scale).softmax(-1)
+            # from the right: all products are as small as the landmarks are few
             solved = iterative_pseudoinverse(middle, self.iterations) @ values.to(compute_dtype)
         outer = (q @ k_landmarks.mT * scale).softmax(-1, dtype=compute_dtype)
         return outer.to(v.dtype) @ solved.to(v.dtype)
@@ -146,6 +148,7 @@ class NystromKernel(Kernel, PerHeadTensors):
     def _run_shares(self, valid: Bool[Tensor, "b l"], lengths: Int[Tensor, " b"]) -> Float[Tensor, "b m l"]:
         """The share of each token in the mean of each landmark, in the widest dtype of the device."""
         column = torch.arange(valid.shape[1], device=valid.device)
+        # equal shares of a document's own length, so that padding changes nothing
         run = column * self.landmarks // lengths.clamp(min=1)[:, None]
         is_in_run = (run[:, None] == torch.arange(self.landmarks, device=run.device)[:, None]) & valid[:, None]
         return is_in_run.to(wide_dtype(valid.device)) / is_in_run.sum(-1, keepdim=True).clamp(min=1)
@@ -163,6 +166,7 @@ class NystromKernel(Kernel, PerHeadTensors):
 def iterative_pseudoinverse(matrix: Float[Tensor, "*b m m"], iterations: int) -> Float[Tensor, "*b m m"]:
     """The pseudoinverse of matrices with rows of sum 1, approximated by steps of third order (Razavi et al. 2014)."""
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    # rows sum to 1: dividing by the largest column sum makes the start small enough to converge
     inverse = matrix.mT / matrix.sum(-2).amax(-1)[..., None, None]
     for _ in range(iterations):
         product = matrix @ inverse

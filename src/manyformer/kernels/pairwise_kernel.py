@@ -78,6 +78,7 @@ class AdditiveScore(PairScore):
         self.energy = nn.Linear(ff_dim, 1, bias=False)
 
     def forward(self, q: Float[Tensor, "*b l e"], k: Float[Tensor, "*b s f"]) -> Float[Tensor, "*b l s"]:
+        # (*b l s ff): every pair has hidden channels of its own
         pairs = self.query(q)[..., :, None, :] + self.key(k)[..., None, :, :]
         scores: Tensor = self.energy(pairs.tanh())[..., 0]
         return scores
@@ -158,6 +159,7 @@ class SoftmaxWeights(WeightFunction):
 
     def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
         has_visible = visible.any(-1, keepdim=True)
+        # a row of -inf alone has no softmax: its weights are set to zero below
         scores = scores.masked_fill(~visible, -torch.inf).masked_fill(~has_visible, 0.0)
         return scores.softmax(-1).masked_fill(~visible, 0.0)
 
@@ -201,6 +203,7 @@ class SigmoidWeights(WeightFunction):
 
     def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
         count = visible.sum(-1, keepdim=True).clamp(min=1).to(scores.dtype)
+        # at scores of 0 the weights of n keys sum to about 1
         return (scores - count.log()).sigmoid().masked_fill(~visible, 0.0)
 
 

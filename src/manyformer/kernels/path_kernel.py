@@ -81,6 +81,7 @@ class PaTHKernel(Kernel):
         direction = direction.to(compute_dtype)
         w = direction * (direction.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
         beta = 2 * torch.sigmoid(strength.to(compute_dtype))
+        # a strength of 0 is no reflection: padding turns no key
         beta = beta.masked_fill((call.key_positions.segment_ids == PADDING_SEGMENT)[:, None, :, None], 0.0)
         with autocast_disabled(call.q.device):
             q, k, v_wide = (x.to(compute_dtype) for x in (call.q, call.k, v))
@@ -143,11 +144,13 @@ def householder_chunk(
     identity = torch.eye(w.shape[2], dtype=w.dtype, device=w.device)
     triangle = identity + (beta * (w @ w.mT)).tril(-1)
     factor = torch.linalg.solve_triangular(triangle, beta * identity, upper=False, unitriangular=True)
+    # a token reflects only keys before it
     own_keys = (w @ k.mT).tril(-1)
     turned_w = factor.mT @ w
     along = (q @ w.mT[:, :, None]).tril() @ factor[:, :, None]
     own_scores = (q @ k.mT[:, :, None]).tril() - along @ own_keys[:, :, None]
     earlier_scores = (q - along @ w[:, :, None]) @ earlier.mT[:, :, None]
+    # the whole product of the chunk's reflections, applied to all keys before it
     turned_earlier = earlier - (earlier @ w.mT) @ turned_w
     return (
         torch.cat([earlier_scores, own_scores], -1),

@@ -103,6 +103,7 @@ class GatedDeltaRule(MemoryRule):
         self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
     ) -> MemoryResult:
         gate = gates_of(tokens)
+        # the strength is the last channel, whatever the decay has
         decay_gate, strength_gate = torch.split(gate, [self.gate_dim - 1, 1], -1)
         decay = None
         if self.decay is not None:
@@ -148,6 +149,7 @@ class StateSpaceRule(MemoryRule, PerHeadTensors):
         decay = mask_padding(self.decay(gate), tokens.valid)
         values = mask_padding(self.decay.steps(gate) * tokens.v, tokens.valid)
         result = decayed_sum(tokens._replace(v=values), decay, memory, form=form, chunk=chunk)
+        # the skip reads the values themselves, not what a step size has made of them
         return MemoryResult(result.y + self.skip[:, None, None] * tokens.v, result.memory, result.weights)
 
     @property
@@ -174,6 +176,7 @@ class DecayBounds(nn.Module, UndecayedParameters):
     def of_layer(self, number: int) -> Float[Tensor, "h 1 e"]:
         """The bounds of the channels of all heads in a layer."""
         shares = self.logits.softmax(0)
+        # the share of the first layer is left out, so that its bound is 0 and that of the last below 1
         return shares[1 : number + 1].sum(0).view(self.heads, 1, -1)
 
 
@@ -196,6 +199,7 @@ class TiedDecayRule(MemoryRule):
         decay = F.logsigmoid(tokens.key_features)
         if self.number:
             bound = self.bounds.of_layer(self.number)
+            # log(bound + (1 - bound) sigmoid) without leaving the logarithm, so that decays near 0 keep their digits
             decay = torch.logaddexp(bound.log(), torch.log1p(-bound) + decay)
         decay = mask_padding(decay, tokens.valid)
         # 1 - exp(decay) without cancellation; it is 0 at padding
@@ -226,6 +230,7 @@ class GeneralizedDeltaRule(MemoryRule):
         decay, removal_key, rate = gates_of(tokens).chunk(3, -1)
         decay = mask_padding(decay, tokens.valid)
         key = mask_padding(tokens.key_features, tokens.valid)
+        # masked on the side that writes: what padding reads does not matter
         removed = mask_padding(rate * removal_key, tokens.valid)
         removal = Removal(removal_key, removed)
         inputs = tokens.query_features, key, tokens.v, decay, tokens.run, memory.matrix
@@ -264,21 +269,20 @@ class MatrixLSTMRule(MemoryRule, PerHeadTensors):
         v = tokens.v
         input_gate, decay = self._gates(gate, tokens.valid)
         if memory.log_scale is None:
-            before = v.new_zeros(v.shape[:2])
+            initial_level = v.new_zeros(v.shape[:2])
         else:
-            before = memory.log_scale
+            initial_level = memory.log_scale
         # the level cancels, so that it needs no gradient
-        level = decayed_running_max(input_gate.detach(), decay.detach(), tokens.run, before)
+        level = decayed_running_max(input_gate.detach(), decay.detach(), tokens.run, initial_level)
         scale = (input_gate - level).exp()[..., None]
-        previous = torch.cat([before[..., None], level[..., :-1]], -1)
+        previous = torch.cat([initial_level[..., None], level[..., :-1]], -1)
         # the exact difference of levels first: what remains, of either sign, makes up for the rounding of the level
         decay = (decay + (previous - level))[..., None]
+        # the normalizer n is the memory of a value that is always 1
         columns = F.pad(v, (0, 1), value=1.0) * scale
         y, memory, weights = decayed_sum(tokens._replace(v=columns), decay, memory, form=form, chunk=chunk)
         divisor = y[..., -1:].abs().maximum((-level).exp()[..., None]) + EPSILON
-        if weights is None:
-            weights = None
-        else:
+        if weights is not None:
             weights = weights * scale.mT / divisor
         # a copy: a view would keep the levels of all tokens alive
         return MemoryResult(y[..., :-1] / divisor, RecurrentMemory(memory.matrix, level[..., -1].clone()), weights)

@@ -99,6 +99,7 @@ class BalancedMembership(ClusterMembership):
             return RoutingResult(y, weights=weights)
         documents = grid_by_run(key_positions)
         present = documents.present > 0
+        # padding is near to no centroid
         cosines = documents.scatter(cosines).masked_fill(~present[:, None, :, None], -torch.inf)
         members = self._select_members(cosines, present.sum(-1))
         y = bucket_chunks.balanced_attention(documents.scatter(k), documents.scatter(v), members, scale=scale)
@@ -148,6 +149,7 @@ class NearestMembership(ClusterMembership):
         q = k[:, :, k.shape[2] - count :]
         segment_ids = key_positions.segment_ids[:, k.shape[2] - count :].expand(len(k), -1)[:, None]
         clusters_of_tokens = choose_once(lambda: cosines.detach().argmax(-1))
+        # one id for a cluster of a document, so that documents of a row share nothing
         new_ids = segment_ids * clusters + clusters_of_tokens
         group_ids = torch.where(segment_ids == PADDING_SEGMENT, PADDING_SEGMENT, new_ids)
         if not return_weights and (state is None or state.group_ids is None):
@@ -185,6 +187,7 @@ class NearestMembership(ClusterMembership):
         """Outputs, and the number of earlier members of each token's cluster."""
         batch, heads, length = clusters.shape
         segment_ids = key_positions.segment_ids[:, None].expand(clusters.shape)
+        # one chunk back is what `visible_members` shows
         chunks = sort_into_chunks(
             clusters.flatten(0, 1),
             segment_ids.flatten(0, 1),
@@ -250,6 +253,7 @@ class RoutingKernel(Kernel):
         with autocast_disabled(q.device):
             keys = F.layer_norm(k.to(compute_dtype), k.shape[-1:])
             new_keys = keys[:, :, k.shape[2] - q.shape[2] :]
+            # layer-normalized vectors have the length sqrt(e)
             cosines = self.centroids(new_keys / math.sqrt(q.shape[-1]), valid, count)
             tokens = RoutingKeys(keys, v.to(compute_dtype), call.key_positions, cosines)
             result = self.membership.attend(tokens, call.state, scale=scale, return_weights=return_weights)

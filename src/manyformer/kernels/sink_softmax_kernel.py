@@ -83,7 +83,9 @@ def sink_attention(
     scale: float,
 ) -> Float[Tensor, "b h l f"]:
     """The same by torch's fused attention: the sink is a key with a value of 0, and a channel of its own scores it."""
+    # divided by the scale, by which the kernel multiplies all scores
     sink_channel = (sinks / scale).to(q.dtype)[:, None, None].expand(*q.shape[:3], 1)
+    # all other keys have a 0 in this channel, so that only the sink scores the sink's logit
     sink_key = F.pad(k.new_zeros(*k.shape[:2], 1, k.shape[3]), (0, 1), value=1.0)
     keys = torch.cat([F.pad(k, (0, 1)), sink_key], 2)
     return fused_attention(

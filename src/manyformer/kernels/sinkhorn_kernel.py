@@ -48,6 +48,7 @@ class SortingNetwork(PerHeadTensors, ABC):
         """The input features of each slot: its mean key; if causal, the mean of all keys so far, and its first key."""
         if not self.causal:
             return block_means(k, present)
+        # a causal slot is described by what its first token knows: all earlier tokens and itself
         first_keys = k[:, :, :, 0]
         # the own block is left out of the sum; adding and subtracting it would leak its later tokens by rounding
         earlier_sum = F.pad(k[:, :, :-1].sum(3).cumsum(2), (0, 0, 1, 0))
@@ -248,6 +249,7 @@ class SinkhornKernel(Kernel):
             valid = None
             if blocks.present is not None:
                 has_tokens = blocks.present.any(-1)
+                # empty blocks neither give nor get anything
                 valid = (has_tokens[:, :, None] & has_tokens[:, None])[:, None]
             return ops.balance(logits / self.temperature, steps=self.iterations, causal=self.causal, valid=valid)
 
@@ -256,6 +258,7 @@ class SinkhornKernel(Kernel):
         size = self.block
         first_block = (length - q.shape[2]) // size
         padding = -length % size
+        # cached keys may end inside a block: queries begin at the same place of it
         query_padding = length - q.shape[2] - first_block * size
         k, v = (F.pad(x, (0, 0, 0, padding)) if padding else x for x in (k, v))
         if query_padding or padding:
@@ -277,6 +280,7 @@ class SinkhornKernel(Kernel):
         if q.shape[2] < k.shape[2]:
             new_tokens = key_positions.columns(k.shape[2] - q.shape[2], k.shape[2])
             is_padding = new_tokens.segment_ids == PADDING_SEGMENT
+            # the earliest block that a new token of any row is in
             first_block = int(torch.where(is_padding, columns - 1, new_tokens.position_ids).min()) // size
         present = None
         # absent tokens come after everything that a causal block sees

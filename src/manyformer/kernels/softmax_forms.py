@@ -81,6 +81,7 @@ class DistanceForm(NamedTuple):
 def find_distance_form(call: KernelCall, mask: Mask, *, dropout: float) -> DistanceForm:
     """What is known of distances in a call under this mask; weights with dropout are formed by few computations."""
     position = call.position
+    # of one distance on either side: enough to see what kind of terms the position has
     terms = position.distance_terms(1, 1)
     offset, packed_layout = _find_offset(call, mask)
     if terms is None:
@@ -124,6 +125,7 @@ def _find_offset(call: KernelCall, mask: Mask) -> tuple[QueryOffset | None, Pack
     causal = isinstance(mask, Causal)
     if isinstance(query_layout, ContiguousLayout) and isinstance(key_layout, ContiguousLayout):
         offset = query_layout.start - key_layout.start
+        # every query has a key at its own position
         if 0 <= offset <= keys - queries:
             return (QueryOffset(offset, causal), None)
         return (None, None)
@@ -241,8 +243,8 @@ def visible_blocks_of_pairs(call: KernelCall, mask: Mask, plan: SparsePlan, *, s
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     # a plan of all heads together shows what any of them may see: heads that differ need their own mask of pairs
     pair_mask = mask if mask.per_head else None
-    seams = tiled_attention.PositionSeams(position, query_positions, key_positions, pair_mask, scale, dropout)
-    return tiled_attention.tiled_attention(q, k, v, plan, seams)
+    scoring = tiled_attention.PairScoring(position, query_positions, key_positions, pair_mask, scale, dropout)
+    return tiled_attention.tiled_attention(q, k, v, plan, scoring)
 
 
 def blocks_of_queries(call: KernelCall, mask: Mask, *, scale: float, dropout: float) -> Tensor:

@@ -78,9 +78,9 @@ class SoftmaxCall:
         self.scale = scale
         self.dropout = dropout
         self.path = path
-        pair_seams = call.position.overridden & {"score", "value"}
-        # a position made of others overrides all seams, and knows which of them it needs
-        self.acts_on_pairs = bool(pair_seams and pair_seams & call.position.required_seams())
+        pair_methods = call.position.overridden & {"score", "value"}
+        # a position made of others overrides all methods, and knows which of them it needs
+        self.acts_on_pairs = bool(pair_methods and pair_methods & call.position.required_seams())
         self.is_causal = isinstance(mask, Causal)
         self.sees_all_keys = isinstance(mask, AllKeys)
         self.has_plain_mask = self.is_causal or self.sees_all_keys
@@ -121,6 +121,7 @@ class SoftmaxCall:
     @property
     def planned_mask(self) -> Mask:
         """The mask whose visible blocks are planned: of all heads together where a position computes them at once."""
+        # blocks of one head are cheaper, but a position scores the pairs of all heads in one call
         if self.path != "blocked" and not self.acts_on_pairs:
             return self.mask
         return union(list(dict.fromkeys(self.mask.for_head(head) for head in range(self.call.q.shape[1]))))
@@ -158,12 +159,12 @@ class SoftmaxCall:
         return type(self.call.position).__name__
 
     @property
-    def seams(self) -> str:
+    def position_effect(self) -> str:
         """The position in words."""
-        seams = sorted(self.call.position.required_seams() & {"score", "value"})
+        stages = sorted(self.call.position.required_seams() & {"score", "value"})
         acts = "does not change scores"
-        if seams:
-            acts = f"acts on the {' and '.join(seams)} of each pair"
+        if stages:
+            acts = f"acts on the {' and '.join(stages)} of each pair"
         return f"{self.position_name} {acts}"
 
     @property
@@ -308,6 +309,7 @@ def _has_few_pairs(softmax: SoftmaxCall) -> bool:
         max_pairs = 0
     else:
         max_pairs = MAX_REFERENCE_PAIRS
+    # without a form by distance, blocks begin to pay beyond one block of queries
     max_queries = BLOCK if kind is None else MAX_REFERENCE_QUERIES
     return softmax.queries <= max_queries or softmax.pairs <= max_pairs
 
@@ -362,6 +364,7 @@ def _documents_save_pairs(softmax: SoftmaxCall) -> bool:
     if layout is None or not softmax.has_plain_mask:
         return False
     rows, heads = softmax.call.q.shape[:2]
+    # one masked call would also compute the pairs between documents
     own_pairs = sum((end - begin) ** 2 for _, begin, end in layout.documents)
     return heads * (rows * softmax.pairs - own_pairs) > ATTENTION_CALL * len(layout.documents)
 
@@ -408,27 +411,27 @@ STATIC_STEP = (
 PAIRS = (
     Refusal(
         lambda s: s.path not in ("auto", "blocked", "flex"),
-        "path '{call.path}' cannot serve this call: {call.seams}",
+        "path '{call.path}' cannot serve this call: {call.position_effect}",
     ),
     Row(
         "naive",
         SoftmaxCall.definition,
         lambda s: s.path == "auto" and _compiles_bias(s) and has_few_queries(s.call.q),
-        f"{{call.seams}}, and there are fewer than {MIN_FLEX_QUERIES} queries",
+        f"{{call.position_effect}}, and there are fewer than {MIN_FLEX_QUERIES} queries",
     ),
     Row(
         "flex",
         SoftmaxCall.compiled_bias,
         _compiles_bias,
-        "{call.seams}: one compiled kernel that indexes its terms by distance",
+        "{call.position_effect}: one compiled kernel that indexes its terms by distance",
     ),
     Refusal(
         lambda s: s.path == "flex",
         "path 'flex' needs a position that adds to scores by distance alone, no dropout of weights, "
         f"{MIN_FLEX_WIDTH} channels a head on a GPU, and one contiguous document under the mask Causal() or AllKeys(); "
-        "here {call.seams}",
+        "here {call.position_effect}",
     ),
-    Row("naive", SoftmaxCall.definition, _has_few_pairs, "{call.seams}, and there are few pairs"),
+    Row("naive", SoftmaxCall.definition, _has_few_pairs, "{call.position_effect}, and there are few pairs"),
     Row(
         "blocked",
         SoftmaxCall.by_distance,
@@ -454,10 +457,15 @@ PAIRS = (
         "blocked",
         SoftmaxCall.visible_blocks_of_pairs,
         _pairs_repay_plan,
-        "{call.seams}: computed in visible blocks for {call.plan_share:.0%} of the cost of all pairs, "
+        "{call.position_effect}: computed in visible blocks for {call.plan_share:.0%} of the cost of all pairs, "
         "in {call.plan_blocks}",
     ),
-    Row("blocked", SoftmaxCall.blocks_of_queries, _always, f"{{call.seams}}: computed in blocks of {BLOCK} queries"),
+    Row(
+        "blocked",
+        SoftmaxCall.blocks_of_queries,
+        _always,
+        f"{{call.position_effect}}: computed in blocks of {BLOCK} queries",
+    ),
 )
 
 FORCED_UNDER_MASK = (
@@ -614,6 +622,7 @@ class SoftmaxKernel(Kernel):
     def share_columns(self, ring: TokenRing) -> None:
         def forward(call: KernelCall) -> LayerOutput:
             scale = self.score_scale(call.q.shape[-1])
+            # keys of other processes are never here together: only their log-sum-exps can be merged
             y = ring_attention(call.q, call.k, call.v, call.query_positions, self.mask, ring, scale=scale)
             return LayerOutput(y, call.state)
 

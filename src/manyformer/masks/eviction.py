@@ -101,7 +101,7 @@ def _visible_to_block(
     else:
         masks = [mask]
     head_ids = torch.arange(len(masks), device=device)
-    visible = [each(head, queries, keys).expand(key_ids.shape) & valid for each, head in zip(masks, head_ids)]
+    visible = [head_mask(head, queries, keys).expand(key_ids.shape) & valid for head_mask, head in zip(masks, head_ids)]
     return torch.split(torch.cat(visible, 1), 1, dim=2)
 
 

@@ -59,6 +59,7 @@ class SamePart(Mask):
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         q_low, q_high = q.parts
         k_low, k_high = k.parts
+        # -1 is no part: two tokens without one do not share it
         overlaps = (q_low <= k_high) & (k_low <= q_high) & (q_high >= 0) & (k_high >= 0)
         return VisibilityBounds(overlaps, (q_low == q_high) & (k_low == k_high) & (q_low == k_low) & (q_low >= 0))
 
@@ -96,6 +97,7 @@ class Window(Mask):
         all_visible = (max_distance <= max_visible) & (min_distance >= min_visible)
         if self.dilation == 1:
             return VisibilityBounds(any_visible, all_visible)
+        # positions of a dilated window agree with the query's modulo the dilation
         dilated = Stride(self.dilation).bounds(q, k)
         return VisibilityBounds(any_visible & dilated.any_visible, all_visible & dilated.all_visible)
 
@@ -216,6 +218,7 @@ class PermutedBlocks(Mask):
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         (q_low, q_high), (k_low, k_high) = ((tokens.first // self.size, tokens.last // self.size) for tokens in (q, k))
+        # the order is no interval: each listed pair of blocks is looked for
         any_visible = torch.zeros_like(q_low + k_low, dtype=torch.bool)
         all_visible = torch.zeros_like(any_visible)
         for row, target in enumerate(self.order):

@@ -37,6 +37,7 @@ class TokenBounds(NamedTuple):
         if period in self.residues:
             return self.residues[period]
         same_period = self.first // period == self.last // period
+        # a set that spans the end of a period may have any residue, unless it was measured token by token
         low = torch.where(same_period, self.first % period, 0)
         return low, torch.where(same_period, self.last % period, period - 1)
 
@@ -255,6 +256,7 @@ class AndMask(BinaryMask):
     def disjuncts(self) -> tuple[Mask, ...]:
         left = self.left.disjuncts()
         right = self.right.disjuncts()
+        # (a | b) & (c | d) = a & c | a & d | ...: terms that planners look at one by one, unless there are too many
         if len(left) == len(right) == 1 or len(left) * len(right) > MAX_DISJUNCTS:
             return (self,)
         return tuple(simplify_and(a, b) for a in left for b in right)
@@ -377,12 +379,14 @@ def roles_of(positions: TokenPositions) -> Int[Tensor, "..."]:
 def part_ids_of(positions: TokenPositions) -> Int[Tensor, "..."]:
     """The part ids of tokens, -1 if there are none."""
     if positions.part_ids is None:
+        # -1 is no part, and a token of no part shares one with nobody
         return torch.full_like(positions.position_ids, -1)
     return positions.part_ids
 
 
 def any_node(expression: Any, predicate: Callable[[Any], bool]) -> bool:
     """Whether `predicate` holds for a mask, a token set, or any of their operands."""
+    # masks and token sets are dataclasses of their operands, which may be tuples of them
     if predicate(expression):
         return True
     if isinstance(expression, tuple):
@@ -411,6 +415,7 @@ def _operand(mask: Mask, weaker_classes: object) -> str:
 def widest_lookback(*masks: Mask) -> int | None:
     """The largest `max_lookback` of several masks; None if that of one is unknown."""
     lookbacks = [mask.max_lookback for mask in masks]
+    # one operand may depend on the distance without end
     if None in lookbacks:
         return None
     return max(lookback for lookback in lookbacks if lookback is not None)

@@ -36,6 +36,7 @@ class PerHead(Mask):
         for head in masks:
             if head < 0:
                 raise ValueError(f"PerHead: head {head} does not exist; heads are numbered from 0")
+        # sorted, so that equal masks compare equal whatever the order of their heads
         object.__setattr__(self, "masks", tuple(sorted(masks.items())))
         object.__setattr__(self, "default", NoKeys() if default is None else default)
 

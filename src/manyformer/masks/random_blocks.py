@@ -37,6 +37,7 @@ class BlockTable(NamedTuple):
         """Whether the block of each key is one that the query's block sees."""
         query_block = q.position_ids // self.size
         key_block = k.position_ids // self.size
+        # one comparison for each of the few targets of a row: a table of all pairs of blocks would be quadratic
         visible = torch.zeros((), dtype=torch.bool, device=query_block.device)
         row = query_block.clamp(max=self.num_rows - 1)
         for targets in self.targets.unbind(0):
@@ -46,6 +47,7 @@ class BlockTable(NamedTuple):
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:
         """The bounds of what it shows."""
         q_low, q_high, k_low, k_high = (bound // self.size for bound in (q.first, q.last, k.first, k.last))
+        # sets that span many blocks are not looked through: any key may be visible to them
         is_wide = q_high - q_low >= MAX_QUERY_BLOCKS
         steps = MAX_QUERY_BLOCKS
         # fewer steps, where reading their number does not make a device wait or end a graph
@@ -138,6 +140,7 @@ class RandomBlocks(Mask):
     def _table(self, head: int, device: torch.device) -> BlockTable:
         limits = self.local_blocks, self.skip_first, self.skip_last, self.past_only
         parameters = self.size, self.count, self.num_blocks, self.seed, *limits
+        # a graph of a compiler holds the name of a table, not its values
         name = f"random_{head}_{'_'.join(map(str, parameters))}".replace("-", "minus")
         _keep_drawn(name, device, head, *parameters)
         return BlockTable(self.size, self.num_blocks, kept_tensor(name, device))

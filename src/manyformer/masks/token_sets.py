@@ -70,12 +70,14 @@ class AtPositions(TokenSet):
 
     def __call__(self, positions: TokenPositions) -> Bool[Tensor, "..."]:
         contained = torch.zeros((), dtype=torch.bool, device=positions.position_ids.device)
+        # by runs: listed positions are often a few blocks, and each run costs two comparisons
         for first, last in self.runs:
             contained = contained | ((positions.position_ids >= first) & (positions.position_ids <= last))
         return contained
 
     def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
         member_positions = self.members.on(tokens.first.device)
+        # members within the bounds; all tokens are in the set only if every position between the bounds is
         member_count = torch.searchsorted(member_positions, tokens.last, right=True) - torch.searchsorted(
             member_positions, tokens.first
         )
@@ -103,6 +105,7 @@ class PeriodicTokens(TokenSet):
         return (residue >= self.start) & (residue < self.stop)
 
     def bounds(self, tokens: TokenBounds) -> VisibilityBounds:
+        # residues of a set lie between these bounds, of which one end alone may be inside
         low, high = tokens.residue_bounds(self.period)
         return VisibilityBounds((high >= self.start) & (low < self.stop), (low >= self.start) & (high < self.stop))
 
@@ -193,6 +196,7 @@ class GlobalTokens(Mask):
     max_lookback = 0
 
     def __call__(self, h: Tensor, q: TokenPositions, k: TokenPositions) -> Bool[Tensor, "..."]:
+        # one mask instead of a union, because it is what papers call a global token; planners take it apart again
         return self.tokens(q) | self.tokens(k)
 
     def bounds(self, q: TokenBounds, k: TokenBounds) -> VisibilityBounds:

@@ -65,6 +65,7 @@ class _BlockSparseAttention(torch.autograd.Function):
                 for index, part in enumerate(head_group.parts):
                     runner.forward(group_inputs, group_outputs, part, is_first=is_first and index == 0)
                 if not _heads_are_contiguous(head_group):
+                    # heads that are not consecutive were copied
                     y[row, list(head_group.heads)], lse[row, list(head_group.heads)] = group_outputs
         y = _to_token_major(y)
         ctx.save_for_backward(q, k, v, y, lse)
@@ -174,6 +175,7 @@ class TileStep(NamedTuple):
         else:
             count = self.rows.stop - self.rows.start
             stride = self.tiles.step * block
+        # windows of consecutive rows overlap in memory: each row's keys begin `step` blocks after those before
         offset = head_blocks.storage_offset() + self._first_key_block * block
         return head_blocks.as_strided((count, num_keys, x.shape[-1]), (stride, token, channel), offset)
 
@@ -225,6 +227,7 @@ def make_steps(part: MaskPart, heads: int, like: Tensor) -> Iterator[TileStep]:
     for tiles in part.tiles:
         count = len(tiles.rows)
         max_rows = max(SCORES_PER_STEP // (part.q.size * tiles.columns.shape[1] * part.k.size), 1)
+        # few rows, such as those of global tokens: a call for all heads together instead of one for each
         across = tiles.same_keys or count < max(heads, 2)
         size = max_rows if tiles.same_keys or not across else 1
         for begin in range(0, count, size):
@@ -253,6 +256,7 @@ def _mask_bias(tiles: BlockTiles, rows: slice, like: Tensor) -> tuple[Tensor | N
     if rows_without_keys is not None and len(rows_without_keys) > 1:
         rows_without_keys = rows_without_keys[rows]
     bias = torch.zeros(inner.shape, dtype=like.dtype, device=like.device)
+    # added to a score it stays finite
     bias.masked_fill_(~inner.to(like.device), torch.finfo(like.dtype).min)
     return bias, None if rows_without_keys is None else rows_without_keys.to(like.device)
 
@@ -281,6 +285,7 @@ class _PartRunner:
     def forward(self, inputs: list[Tensor], outputs: list[Tensor], part: MaskPart, *, is_first: bool) -> None:
         """Merge attention to the part's keys into `outputs`, the outputs and log-sum-exps of all queries."""
         q, k, v = (_to_blocks(x, order) for x, order in zip(inputs, (part.q, part.k, part.k)))
+        # nothing is there to merge with, so that products are written where the output is
         direct = (is_first or part.is_exclusive) and part.q.is_view
         if direct:
             y = _block_view(outputs[0], part.q)
@@ -320,6 +325,7 @@ class _PartRunner:
         grad_y, delta, total_lse = (_to_blocks(x, part.q) for x in inputs[3:])
         lse = self.lses.pop()
         if lse is not None:
+            # the part's share of each query's weights: its own softmax times that is the softmax over all parts
             share = (lse - total_lse).exp_()[..., None]
             grad_y = grad_y * share
             delta = delta * share

@@ -61,6 +61,7 @@ def sort_into_chunks(
     sort_key, order = (document * MAX_BUCKETS + bucket).sort(dim=1, stable=True)
     document = document.gather(1, order)
     valid = document != torch.iinfo(torch.int32).max
+    # sorted by document and bucket, so that each is one run of its row
     bucket_starts = _run_starts(sort_key)
     if unit == "bucket":
         unit_starts = bucket_starts
@@ -70,8 +71,10 @@ def sort_into_chunks(
     starts = (rank % size == 0) & valid
     chunk = starts.flatten().cumsum(0) - 1
     count = _chunk_count(chunk.view(bucket.shape), size, max_units)
+    # ranks count from the start of a unit, so that the last chunk of a unit may be partly empty
     slot = torch.where(valid.flatten(), chunk * size + rank.flatten() % size, count * size)
     bucket_ids = bucket_starts.flatten().cumsum(0)
+    # every new bucket skips more numbers than a token can reach
     mark = (chunk + (reach + 1) * bucket_ids).view(order.shape)
     # relative to the row's first mark: small integers are exact in every floating-point type
     mark = (mark - mark[:, :1]).flatten()
@@ -147,6 +150,7 @@ def visible_members(
     same_group = group[..., start:, None] == group[..., None, :]
     chunk = rank // size
     chunk_distance = chunk[..., start:, None] - chunk[..., None, :]
+    # a distance above 0 is of an earlier chunk; one below 0 would be later, which the ranks exclude
     earlier = same_group & (rank[..., None, :] < rank[..., start:, None]) & (chunk_distance <= 1)
     return fall_back_to_self(earlier, torch.eye(group.shape[-1], dtype=torch.bool, device=group.device)[start:])
 

@@ -65,6 +65,7 @@ class TokenChoiceOutput(NamedTuple):
 def token_choice_mask(chosen: Int[Tensor, "b l m"], length: int) -> Bool[Tensor, "b 1 l s"]:
     """The definition: which of `length` keys each query sees."""
     hits = torch.zeros(*chosen.shape[:2], length + 1, dtype=torch.bool, device=chosen.device)
+    # -1 marks a column beyond the last key, which is cut off
     return hits.scatter(-1, chosen.masked_fill(chosen < 0, length), 1)[:, None, :, :length]
 
 
@@ -136,6 +137,7 @@ def _queries_of_chunk(elements: int) -> int:
 def _attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     by_query = q.transpose(1, 2)
     scores = by_query @ gather_tokens(k, chosen).mT * scale
+    # (b l h m): each query has keys of its own, and all heads share them
     weights = masked_softmax(scores, (chosen >= 0)[..., None, :].expand_as(scores))
     y = weights.to(v.dtype) @ gather_tokens(v, chosen)
     return y.transpose(1, 2), weights.detach().mean(2)
@@ -154,6 +156,7 @@ def choice_mask(
 
     It sees those up to itself in its own block, and all of the chosen blocks."""
     column = torch.arange(length, device=chosen.device)
+    # all of a chosen block is in the past; of the own block only what is up to the query
     own = (positions[..., None] // block == column // block) & (column <= positions[..., None])
     return own[:, None] | (chosen[..., None] == column // block).any(-2)
 
@@ -191,6 +194,7 @@ def block_choice_attention(
         pair_lses = pair_lses.masked_fill(~chunks.is_pair, -torch.inf)
     lses = lse.new_full((pair_count,), -torch.inf).index_copy(0, chunks.pairs, pair_lses)
     ys = y.new_zeros(pair_count, y.shape[-1]).index_copy(0, chunks.pairs, y.flatten(0, 1)[chunks.slots])
+    # the share of each part in the softmax over all of them; the own block is never empty
     shares = torch.cat([own_lse[..., None], lses.view(chosen.shape)], -1).softmax(-1).to(v.dtype)
     outputs = torch.cat([own_y[..., None, :], ys.view(*chosen.shape, v.shape[-1])], -2)
     return (shares[..., None, :] @ outputs).squeeze(-2)
@@ -215,6 +219,7 @@ def _chunk_pairs(chosen: Int[Tensor, "b h l c"], block_count: int, size: int) ->
     choices = chosen.shape[3]
     device = chosen.device
     row_starts = torch.arange(rows, device=device)[:, None] * block_count
+    # blocks of all rows and heads in one numbering
     flat_blocks = torch.where(chosen.flatten(0, 1) < 0, -1, chosen.flatten(0, 1) + row_starts[..., None]).flatten()
     if not reads_are_free(chosen):
         return _chunk_uncounted_pairs(flat_blocks, rows * block_count, choices, size)

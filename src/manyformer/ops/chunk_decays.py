@@ -181,10 +181,10 @@ class _ScaleByDecays(torch.autograd.Function):
 
 def _factors(entering: Tensor, inverse: Tensor, readers: int, early_readers: int, features: int) -> list[Tensor]:
     if early_readers:
-        before = [F.pad(entering[..., :-1, :], (0, 0, 1, 0), value=1.0)] * early_readers
+        early_factors = [F.pad(entering[..., :-1, :], (0, 0, 1, 0), value=1.0)] * early_readers
     else:
-        before = []
-    return [entering] * readers + before + [inverse] * (features - readers - early_readers)
+        early_factors = []
+    return [entering] * readers + early_factors + [inverse] * (features - readers - early_readers)
 
 
 def halved_pairs(
@@ -402,9 +402,9 @@ def decayed_chunks(
         chunks = DecayedChunks(rows, rows, scales.keys, leaving=scales.end, retention=scales.end.mT)
     else:
         sums, leaving = sum_decays(decay)
-        before = sums.before()
+        sums_before = sums.before()
         entering = sums.total().exp()
-        entered = [*(x * entering for x in readers), *(x * before.total().exp() for x in early_readers)]
+        entered = [*(x * entering for x in readers), *(x * sums_before.total().exp() for x in early_readers)]
         chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
         table = None if is_exact else _DecayTable.apply(*sums)  # type: ignore[no-untyped-call]
         chunks = chunks._replace(table=table, pair_decay=decay if is_exact else None)

@@ -57,6 +57,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         sum_dtype = torch.promote_types(x.dtype, torch.float32)
         with torch.autocast(x.device.type, enabled=False):
             matrix = weight.to(dtype)
+            # unscaled gradients of float16 would vanish
             gradient_dtype = sum_dtype if dtype is torch.float16 else dtype
             gradient_matrix = weight.to(gradient_dtype)
             offset = None if bias is None else bias.to(dtype)
@@ -116,6 +117,7 @@ def _measure(logits: Float[Tensor, "c v"], targets: Int[Tensor, "c 1"], options:
     is_scored = targets != options.ignore_index
     # any class will do where none is asked for
     classes = targets.where(is_scored, 0)
+    # cancels in the loss, and keeps exponentials below 1
     logits -= logits.amax(-1, keepdim=True)
     losses = (smoothing - 1) * logits.gather(1, classes)
     if smoothing:
@@ -125,6 +127,7 @@ def _measure(logits: Float[Tensor, "c v"], targets: Int[Tensor, "c 1"], options:
     losses = losses + normalizers.log()
     if smoothing:
         exponentials -= normalizers * (smoothing / logits.shape[-1])
+    # softmax minus the target's distribution, times the normalizer
     exponentials.scatter_add_(1, classes, (smoothing - 1) * normalizers)
     return _ChunkLoss(losses.where(is_scored, 0.0).sum(), exponentials, is_scored / normalizers)
 

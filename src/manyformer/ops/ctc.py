@@ -73,6 +73,7 @@ def needed_positions(targets: Int[Tensor, "b t"], counts: Int[Tensor, " b"]) -> 
 
 def greedy_labels(logits: Float[Tensor, "b l v"], lengths: Int[Tensor, " b"]) -> list[tuple[int, ...]]:
     """The labels of the most likely alignment of each row (Graves et al. 2006, section 3.2)."""
+    # repeated labels are merged first, then blanks go: a blank between two equal labels keeps both
     best = logits.argmax(-1)
     is_new = torch.ones_like(best, dtype=torch.bool)
     is_new[:, 1:] = best[:, 1:] != best[:, :-1]
@@ -111,6 +112,7 @@ def prefix_beam_search(
         for prefix, (blank, label_score) in beam.items():
             total = _log_add(blank, label_score)
             last = prefix[-1] if prefix else BLANK
+            # the same label again, without a blank in between, adds nothing to the prefix
             repeated = label_score + row[last] if prefix else -math.inf
             _add(scores, prefix, blank=total + row[BLANK], label=repeated)
             for label, score in candidates:
@@ -129,8 +131,8 @@ def _add(
     blank: float = -math.inf,
     label: float = -math.inf,
 ) -> None:
-    before = scores[prefix]
-    scores[prefix] = _PrefixScore(_log_add(before.blank, blank), _log_add(before.label, label))
+    score = scores[prefix]
+    scores[prefix] = _PrefixScore(_log_add(score.blank, blank), _log_add(score.label, label))
 
 
 def _log_add(a: float, b: float) -> float:

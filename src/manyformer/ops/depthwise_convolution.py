@@ -61,9 +61,9 @@ def convolve_neighbours(
         )
     if state is not None and x.shape[1] == 1 and isinstance(positions.layout, ContiguousLayout):
         # the state holds the tokens before this one, and zeros before the document
-        near = torch.cat([state.x.to(x.dtype), x], 1)
+        latest_tokens = torch.cat([state.x.to(x.dtype), x], 1)
         ids = (torch.cat([old[:, 1:], new.expand(len(x), 1)], 1) for old, new in zip(state[1:], positions[:2]))
-        return (near * weight).sum(1, keepdim=True), ConvolutionTokens(near[:, 1:], *ids)
+        return (latest_tokens * weight).sum(1, keepdim=True), ConvolutionTokens(latest_tokens[:, 1:], *ids)
     position_ids, segment_ids = (ids.expand(x.shape[:2]) for ids in positions[:2])
     tokens = ConvolutionTokens(x, position_ids, segment_ids)
     order = None
@@ -140,6 +140,7 @@ class _ConvolveShifts(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         dx = dweight = None
         if ctx.needs_input_grad[0]:
+            # the transposed convolution is one with the taps in reverse order
             dx = _sum_shifts(dy, weight.flip(0), 1 - len(weight) - ctx.offset)
         if ctx.needs_input_grad[1]:
             dweight = torch.stack([_sum_products(x, dy, ctx.offset + tap) for tap in range(len(weight))])

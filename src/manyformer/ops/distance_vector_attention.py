@@ -100,6 +100,7 @@ def distance_vector_attention(
         return y.to(dtype)
 
     def block(q: Tensor, biased_q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, begin: int) -> Tensor:
+        # the product with all vectors is by distance; the view shifts each row by one, so that it is by key
         logits = q @ k.mT * scale + toeplitz_view(biased_q @ vectors.mT, k.shape[2])
         queries = slice(begin, begin + q.shape[2])
         hidden_pairs = hidden_keys(query_offset, segments, slice(0, q.shape[0]), queries, k.shape[2], q.device)
@@ -158,6 +159,7 @@ class ShiftedAttentionFunction(torch.autograd.Function):
         inputs = [_by_head(x) for x in (q, k, v)]
         ctx.call = ShiftedCall(q.shape[0], back, query_offset, scale, segments)
         buffers = ShiftedBuffers(inputs, query_bias, vectors, ctx.call)
+        # an empty tensor of saved weights says that they are computed again
         recomputes = buffers.num_weights > MAX_SAVED_WEIGHTS or not any(ctx.needs_input_grad)
         buffers.saved_weights = v.new_empty(0 if recomputes else buffers.num_weights)
         y = v.new_empty(*inputs[0].shape[:2], v.shape[-1])
@@ -279,6 +281,7 @@ class ShiftedBuffers:
         scores = self.scratch(BUFFERS[1], *block.shape, block.num_keys)
         q = self.q[block.pairs, block.queries]
         k = self.k[block.pairs, : block.num_keys]
+        # reads one buffer and writes the other, which by then nobody needs
         torch.baddbmm(toeplitz_view(by_distance, block.num_keys), q, k.mT, alpha=self.scale, out=scores)
         self._mask_scores(scores, block)
         if len(self.saved_weights):
@@ -303,6 +306,7 @@ class ShiftedBuffers:
         grad_scores.sub_(delta[queries]).mul_(weights)
         grads.v[keys].baddbmm_(weights.mT, grad_y[queries])
         grads.k[keys].baddbmm_(grad_scores.mT, self.q[queries], alpha=self.scale)
+        # the same numbers, by distance: the gradient through the vectors is one product
         grad_biased_q = torch.bmm(grad_by_distance, vectors)
         if grads.query_bias is not None:
             grads.query_bias[block.heads] += grad_biased_q.sum(1)

@@ -34,6 +34,7 @@ def segment_runs(segment_ids: Int[Tensor, "b l"], last_segment: Int[Tensor, " b"
     """
     valid = segment_ids != PADDING_SEGMENT
     column = torch.arange(segment_ids.shape[1], device=segment_ids.device)
+    # the column of the last token up to each one
     last = torch.where(valid, column, -1).cummax(1).values
     latest_segment = torch.where(last < 0, last_segment[:, None], segment_ids.gather(1, last.clamp(min=0)))
     previous = torch.cat([last_segment[:, None], latest_segment[:, :-1]], dim=1)
@@ -90,6 +91,7 @@ class DocumentGrid(NamedTuple):
         """Scatter the last tokens of each row to the grid; empty slots get zeros."""
         slots = self.slots[:, self.slots.shape[1] - x.shape[2] :].flatten()
         flat = x.transpose(1, 2).reshape(-1, x.shape[1] * x.shape[3])
+        # added, not written: tokens of equal position share a slot
         padded = flat.new_zeros(self.present.numel() + 1, flat.shape[1]).index_add(0, slots, flat)
         return padded[:-1].view(*self.present.shape, x.shape[1], x.shape[3]).transpose(1, 2)
 
@@ -189,6 +191,7 @@ def document_rows(query_positions: TokenPositions, key_positions: TokenPositions
     valid = slots < rows * columns
     row = (slots // columns).clamp(max=rows - 1)
     position = slots % columns
+    # queries of a document are contiguous: its first one says where they begin
     first = torch.full((rows,), columns, device=device).scatter_reduce(0, row[valid], position[valid], "amin")
     queries = make_grid(row, position - first[row], valid, rows)
     positions = first[:, None] + torch.arange(queries.present.shape[1], device=device)
@@ -267,13 +270,16 @@ def segment_rows(positions: TokenPositions, batch: int, length: int, segment: in
     documents = batch * max_runs
     # padding goes to one extra document, which is dropped
     document = torch.where(valid, line, documents).flatten()
+    # where each document begins is the smallest of its positions, in whatever order tokens come
     begin = position_ids.new_full((documents + 1,), torch.iinfo(torch.long).max)
     begin = begin.scatter_reduce(0, document, position_ids.flatten(), "amin")[:-1]
+    # runs that a row does not have are documents without tokens
     count = count_values(document, documents + 1)[:-1]
     begin = begin.where(count > 0, 0)
     first = begin % segment
     grid = make_grid(line, position_ids - (begin - first)[line], valid, documents, longest)
     columns = -(-grid.present.shape[1] // segment) * segment
+    # only the first document of a row can continue that of the call before
     is_first_run = torch.arange(documents, device=number.device) % max_runs == 0
     latest = torch.where(number[:, -1] > 0, rows * max_runs + number[:, -1] - 1, -1)
     row = rows.repeat_interleave(max_runs)

@@ -36,6 +36,7 @@ class _EdgeSoftmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores: Tensor, targets: Tensor, nodes: int) -> Tensor:
         index = targets[:, None].expand_as(scores)
+        # subtracted before the exponential, as in any softmax; nodes without edges keep -inf and are never read
         highest = scores.new_full((nodes, scores.shape[1]), -torch.inf).scatter_reduce_(0, index, scores, "amax")
         weights = (scores - highest.index_select(0, targets)).exp_()
         weights /= _sum_by_node(weights, targets, nodes).index_select(0, targets)
@@ -63,6 +64,7 @@ class _EdgeSum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None, None]:
         weights, values, sources, targets = ctx.saved_tensors
+        # numbers of all edges exist one tensor at a time: they are the largest of a layer
         messages = gradient.index_select(0, targets)
         weights_gradient = (messages * values.index_select(0, sources)).sum(-1)
         values_gradient = _sum_by_node(messages * weights[..., None], sources, len(values))

@@ -264,7 +264,7 @@ def _weighted_sum(
 ) -> Float[Tensor, "n d"]:
     """The sum of each token's results, which are at these places for all choices of a token one after another."""
     results = y.index_select(0, places).view(*experts.shape, -1)
-    # a sum over an axis, not index_add: its order, and so its rounding, is the same on every device
+    # not by index_add, which sums in any order on a GPU
     weighted = results * weights[..., None].to(y.dtype)
     return torch.where((experts != NO_EXPERT)[..., None], weighted, 0.0).sum(1)
 

@@ -276,6 +276,7 @@ class BlockBounds(NamedTuple):
         """Bounds of the tokens whose document may have tokens in the other block, too."""
         low, high = self.tokens.segments
         other_low, other_high = right.tokens.segments
+        # tokens of other documents in a block say nothing about the pairs of a shared one
         first, last = (
             torch.where(other_high == low, of_lowest, torch.where(other_low == high, of_highest, of_all))
             for of_all, of_lowest, of_highest in zip(self.tokens[:2], self.lowest, self.highest, strict=True)
@@ -288,6 +289,7 @@ def _bounds_of_blocks(positions: TokenPositions, periods: frozenset[int]) -> Blo
     length = positions.position_ids.shape[1]
     device = positions.position_ids.device
     padded = -(-length // BLOCK) * BLOCK
+    # the last block is filled up with its last token, which moves no bound
     index = torch.arange(padded, device=device).clamp(max=length - 1).view(-1, BLOCK)
     segment_ids = positions.segment_ids[:, index]
     position_ids = positions.position_ids[:, index]
@@ -305,4 +307,5 @@ def _bounds_of_blocks(positions: TokenPositions, periods: frozenset[int]) -> Blo
 
 def _list_blocks(flags: Bool[Tensor, "b h n m"]) -> tuple[Int[Tensor, "b h n"], Int[Tensor, "b h n m"]]:
     """Number of marked blocks per row, and block indices with the marked ones first."""
+    # the kernel reads as many indices of a row as it has blocks; those after them are never read
     return flags.sum(-1, dtype=torch.int32), (~flags).to(torch.int8).argsort(dim=-1, stable=True).to(torch.int32)

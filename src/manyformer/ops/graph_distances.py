@@ -21,6 +21,7 @@ def graph_distances(edges: GraphEdges, length: int, max_distance: int) -> Int[Te
     for distance in range(1, max_distance + 1):
         messages = frontier.index_select(0, edges.sources).int()
         arrived = torch.zeros_like(frontier, dtype=messages.dtype).index_add_(0, edges.targets, messages) > 0
+        # nodes that were reached sooner keep their distance
         frontier = arrived & (distances == NO_PATH)
         distances = torch.where(frontier, distance, distances)
     return distances
@@ -35,6 +36,7 @@ def mean_along_shortest_paths(
     2^53."""
     exact_device = float64_device(edge_terms.device)
     sources, targets, exact_distances = (x.to(exact_device) for x in (edges.sources, edges.targets, distances))
+    # numbers of paths grow exponentially: float64 counts them exactly up to 2^53
     path_counts = _identity(edges, distances.shape[1]).to(exact_device).double()
     sums = edge_terms.new_zeros(*distances.shape, edge_terms.shape[-1])
     for hop, terms in enumerate(edge_terms, 1):
@@ -44,6 +46,7 @@ def mean_along_shortest_paths(
         )
         weights = source_counts * is_last_edge
         arrived = torch.zeros_like(path_counts).index_add_(0, targets, weights)
+        # each last edge has the share of the paths that come along it, so that sums stay means over paths
         shares = (weights / arrived.index_select(0, targets).clamp(min=1)).to(sums.dtype).to(sums.device)
         extended = (sums.index_select(0, edges.sources) + terms[:, None]) * shares[..., None]
         sums = sums.index_add(0, edges.targets, extended)

@@ -230,11 +230,13 @@ class _ComposeCorrectedChunks(torch.autograd.Function):
         corrected = inverse @ values
         memories = memory.new_empty(*system.shape[:3], *memory.shape[2:])
         last = torch.empty_like(memory, memory_format=torch.contiguous_format)
-        before = _chunk_list(memories)
-        before[0].copy_(memory.flatten(0, 1))
-        after = [*before[1:], last.flatten(0, 1)]
+        memories_before = _chunk_list(memories)
+        memories_before[0].copy_(memory.flatten(0, 1))
+        memories_after = [*memories_before[1:], last.flatten(0, 1)]
         passed = zip(_chunk_list(retention, memories), _chunk_list(additions, memories))
-        chunks = zip(_chunk_list(read), _chunk_list(corrected), _chunk_list(writers), before, after, passed)
+        chunks = zip(
+            _chunk_list(read), _chunk_list(corrected), _chunk_list(writers), memories_before, memories_after, passed
+        )
         # operations in place on slices: each chunk is so small that allocating takes as long as computing
         for chunk_read, correction, chunk_writers, start, end, (factor, addition) in chunks:
             correction.baddbmm_(chunk_read, start)

@@ -47,6 +47,7 @@ def balance(
             return x
         return x.masked_fill(~valid, MASK_BIAS)
 
+    # in logarithms: products of many normalizations would vanish
     x = mask_invalid(logits)
     x = mask_invalid(x - x.logsumexp(-1, keepdim=True))
     for _ in range(steps):
@@ -80,6 +81,7 @@ def sinkhorn_attention(
     mask = None
     bias = None
     if present is None:
+        # own block first, then the sorted one
         keys, values = (_pair_with_sorted(sort, x) for x in (k, v))
     else:
         keys, values, bias = _pair_with_partial(sort, k, v, present)
@@ -158,6 +160,7 @@ class _PairWithSorted(torch.autograd.Function):
     def forward(ctx: Any, sort: Tensor, x: Tensor) -> Tensor:
         rows, heads, blocks, size, width = x.shape
         queries = sort.shape[2]
+        # heads first: the mixture is one batched product of (blocks, size * width) matrices
         y = x.new_empty(heads, rows, queries, 2, size, width)
         y[:, :, :, 0] = x[:, :, blocks - queries :].transpose(0, 1)
         own_blocks, sorted_blocks = y.flatten(4).flatten(0, 1).unbind(2)
@@ -178,6 +181,7 @@ class _PairWithSorted(torch.autograd.Function):
         grad_own, grad_sorted = grad_y.transpose(0, 1).reshape(heads * rows, queries, 2, -1).unbind(2)
         grad_sort = torch.bmm(grad_sorted, all_blocks.mT)
         grad_x = torch.bmm(weights.mT, grad_sorted)
+        # the last blocks are read twice: as their own, and as parts of all mixtures
         grad_x[:, -queries:] += grad_own
         grad_sort, grad_x = (x.view(heads, rows, *x.shape[1:]).transpose(0, 1) for x in (grad_sort, grad_x))
         return grad_sort, grad_x.view(*grad_x.shape[:3], pair_size // 2, width)
@@ -191,6 +195,7 @@ def _pair_with_partial(
 ) -> tuple[Float[Tensor, "n h m s e"], Float[Tensor, "n h m s f"], Float[Tensor, "n h m s"]]:
     """Keys and values of the last blocks with their sorted blocks, and the additive bias of their scores."""
     blocks = sort.shape[2]
+    # shares below 1 say that a slot holds fewer tokens than another: it gets that share of the weight
     sorted_k, sorted_v, share = mix_partial_blocks(sort, k, v, present)
     keys, values = (torch.cat([x[:, :, -blocks:], y], dim=3) for x, y in ((k, sorted_k), (v, sorted_v)))
     # a block without any token must have a visible key
@@ -212,6 +217,7 @@ def mix_partial_blocks(
 ) -> tuple[Float[Tensor, "n h m c e"], Float[Tensor, "n h m c f"], Float[Tensor, "n h m c"]]:
     """Keys and values of partly filled slots, and the logarithm of the filled share, which takes no gradient."""
     share = sort.to(k.dtype) @ present[:, None].to(k.dtype)
+    # means over the tokens that exist: absent ones were zeros in the mixture
     filled = share[..., None].clamp(min=MIN_SHARE)
     bias = share.detach().clamp(max=1.0)
     bias = bias.log().masked_fill(bias < MIN_SHARE, -torch.inf)

@@ -95,6 +95,7 @@ def map_documents(
     rows = q.shape[0]
     length = q.shape[2]
     sizes, is_document = _document_cuts(layout, rows, length)
+    # tokens first: documents and gaps are consecutive pieces of all rows end to end
     parts = [torch.split(x.transpose(1, 2).flatten(0, 1), sizes) for x in (q, k, v)]
     width = (q.shape[1], v.shape[-1])
     pieces = [

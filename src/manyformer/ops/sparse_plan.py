@@ -178,6 +178,7 @@ class PlanSearch:
         self.sizes = sizes
         self.common = common
         # all tokens of one document
+        # in a single document no pair needs a comparison of segments, and more blocks are fully visible
         segment_ids = torch.cat([query_positions.segment_ids, key_positions.segment_ids])
         self.single_document = bool((segment_ids == segment_ids[0]).all())
         self.reachable = cache(lambda mask: block_cover.reachable_tokens(mask, query_positions, key_positions))
@@ -188,6 +189,7 @@ class PlanSearch:
         terms = mask.disjuncts()
         order = sorted(range(len(terms)), key=lambda number: self._rank(terms[number]))
         single = [(number,) for number in order]
+        # one option for each number of terms on their own, not for every subset: terms are sorted by what they involve
         options: list[PartChoice] = [(*single[:alone], tuple(order[alone:])) for alone in range(len(order))]
         return min(options, key=lambda parts: self.cost(self.candidates(mask, parts)), default=())
 
@@ -198,6 +200,7 @@ class PlanSearch:
         covered_terms: list[Mask] = []
         for part in parts:
             part_terms = [terms[number] for number in part]
+            # parts are disjoint, so that their outputs can be merged by their log-sum-exps
             part_masks.append(reduce(simplify_and, map(NotMask, covered_terms), union(part_terms)))
             covered_terms += part_terms
         candidates = map(self.candidate, part_masks)
@@ -235,6 +238,7 @@ class PlanSearch:
             segment_mask = mask
         else:
             segment_mask = simplify_and(mask, SameDocument())
+        # sorted by residues, the keys of a dilated or strided pattern fill blocks
         cuts = itertools.product((None, *sorted(mask.periods)), self.sizes)
         arguments = segment_mask, query_positions, key_positions, queries, keys
         cheapest = min((_cover_candidate(*arguments, *cut) for cut in cuts), key=lambda candidate: candidate.cost)
@@ -362,6 +366,7 @@ def _plan_by_row(mask: Mask, query_positions: TokenPositions, key_positions: Tok
     for row in range(batch):
         row_queries = take_tokens(query_positions, row % query_positions.position_ids.shape[0])
         row_keys = take_tokens(key_positions, row % key_positions.position_ids.shape[0])
+        # a plan for one row is used once: trying several sizes would not pay
         search = _make_search(mask, row_queries, row_keys, heads, (BLOCK,))
         row_plans.append(_head_groups(search, mask, heads, _cheapest_recipe(search, mask, heads).parts))
     return SparsePlan(tuple(groups for groups, _ in row_plans), sum(cost for _, cost in row_plans) / max(batch, 1))
@@ -386,6 +391,7 @@ def _cheapest_recipe(search: PlanSearch, mask: Mask, heads: int) -> PlanRecipe:
     parts: list[PartChoice] = []
     sizes: set[int] = set()
     for number, head_mask in enumerate(_heads_by_mask(mask, heads)):
+        # random blocks differ from head to head, but not in what they cost
         parts.append(parts[0] if number and mask.uniform_over_heads else search.best_parts(head_mask))
         sizes.update(candidate.size for candidate in search.candidates(head_mask, parts[-1]))
     return PlanRecipe(tuple(sorted(sizes)) or search.sizes, tuple(parts))
@@ -403,8 +409,10 @@ def _head_groups(
         candidates = search.candidates(head_mask, choice)
         total += len(heads_of_part) * search.cost(candidates)
         for candidate in candidates:
+            # candidates are cached by mask: heads whose masks share a term share its part, and one call
             sharing.setdefault(id(candidate), (candidate, []))[1].extend(heads_of_part)
     groups: dict[tuple[bool, tuple[int, ...]], list[MaskPart]] = {}
+    # only queries of several parts have outputs to merge
     part_counts = _parts_per_query(list(sharing.values()), heads, len(query_positions.position_ids))
     for candidate, heads_of_part in sharing.values():
         is_exclusive = bool((part_counts[heads_of_part][:, _written_queries(candidate)] == 1).all())
@@ -444,6 +452,7 @@ def _make_tiles(
         inner = None
         if needs_inner_mask:
             inner = _inner_mask(candidate, query_positions, key_positions, rows, columns)
+        # bounds are loose: blocks that may hold a visible pair sometimes hold none
         if inner is not None and not inner.any():
             continue
         if inner is None or inner.any(-1).all():
@@ -465,6 +474,7 @@ def _inner_mask(
     q = candidate.q
     k = candidate.k
     valid = (torch.arange(k.blocks.numel()) < k.num_tokens).view_as(k.blocks)
+    # a few rows at a time, because masks of all pairs of a long row would not fit into memory
     chunk = max(PAIRS_PER_MASK // (q.size * columns.shape[1] * k.size), 1)
     pieces: list[Tensor] = []
     is_uniform = True

@@ -39,6 +39,7 @@ class TileCall(NamedTuple):
 def compute_weights(call: TileCall, scale: float, scores: Float[Tensor, "n c s"], out: Float[Tensor, "n c s"]) -> None:
     """Write scores and their softmax, which may share memory; weights are 0 in `rows_without_keys`."""
     if call.bias is None:
+        # with beta 0 the first argument is not read: it only gives the shape
         torch.baddbmm(scores, call.q, call.k.mT, beta=0, alpha=scale, out=scores)
     else:
         torch.baddbmm(call.bias, call.q, call.k.mT, alpha=scale, out=scores)

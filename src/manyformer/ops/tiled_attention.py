@@ -24,8 +24,8 @@ SCORES_PER_PIECE = 1 << 22
 """Scores of a position that are computed at a time in visible blocks."""
 
 
-class PositionSeams(NamedTuple):
-    """Position, scale and dropout of the scores; `mask` is applied per head where heads have different masks."""
+class PairScoring(NamedTuple):
+    """What acts on the scores of pairs; `mask` is applied per head where heads have different masks."""
 
     position: Position
     query_positions: TokenPositions
@@ -40,27 +40,27 @@ def tiled_attention(
     k: Float[Tensor, "b h s e"],
     v: Float[Tensor, "b h s f"],
     plan: SparsePlan,
-    seams: PositionSeams,
+    scoring: PairScoring,
 ) -> Float[Tensor, "b h l f"]:
     """Outputs over the pairs in `plan`, which all heads share; a query that sees no key gets zeros."""
     if len(plan.rows) == 1:
-        return _row_attention(q, k, v, plan.rows[0], seams)
+        return _row_attention(q, k, v, plan.rows[0], scoring)
     rows = []
     for number in range(q.shape[0]):
         row = slice(number, number + 1)
         query_positions, key_positions = (
             take_tokens(positions, slice(None) if len(positions.position_ids) == 1 else row)
-            for positions in (seams.query_positions, seams.key_positions)
+            for positions in (scoring.query_positions, scoring.key_positions)
         )
-        row_seams = seams._replace(query_positions=query_positions, key_positions=key_positions)
-        rows.append(_row_attention(q[row], k[row], v[row], plan.rows[number], row_seams))
+        row_scoring = scoring._replace(query_positions=query_positions, key_positions=key_positions)
+        rows.append(_row_attention(q[row], k[row], v[row], plan.rows[number], row_scoring))
     return torch.cat(rows)
 
 
 def _row_attention(
-    q: Tensor, k: Tensor, v: Tensor, groups: tuple[HeadGroup, ...], seams: PositionSeams
+    q: Tensor, k: Tensor, v: Tensor, groups: tuple[HeadGroup, ...], scoring: PairScoring
 ) -> Float[Tensor, "b h l f"]:
-    part_results = [_part_attention(q, k, v, part, seams) for group in groups for part in group.parts]
+    part_results = [_part_attention(q, k, v, part, scoring) for group in groups for part in group.parts]
     if not part_results:
         return q.new_zeros(*q.shape[:3], v.shape[-1])
     if len(part_results) == 1:
@@ -74,48 +74,51 @@ def _row_attention(
     return y
 
 
-def _part_attention(q: Tensor, k: Tensor, v: Tensor, part: MaskPart, seams: PositionSeams) -> tuple[Tensor, Tensor]:
+def _part_attention(q: Tensor, k: Tensor, v: Tensor, part: MaskPart, scoring: PairScoring) -> tuple[Tensor, Tensor]:
     """Outputs and log-sum-exps of all queries; 0 and -inf for queries outside the part."""
     results = [
-        recompute_for_gradient(_block_attention, q, k, v, piece, part, seams, dropout=seams.dropout)
+        recompute_for_gradient(_block_attention, q, k, v, piece, part, scoring, dropout=scoring.dropout)
         for tiles in part.tiles
         for piece in _split_tiles(tiles, part, q.shape[0] * q.shape[1])
     ]
     rows = torch.cat([tiles.rows for tiles in part.tiles])
     # the last block is padded by repeating its last token
     slots = (rows[:, None] * part.q.size + torch.arange(part.q.size, device="cpu")).flatten()
+    # which slots are tokens is known on the host: a plan is never read from a device
     valid = (slots < part.q.num_tokens).nonzero()[:, 0]
     tokens = part.q.blocks.flatten()[slots[valid]].to(q.device)
     y, lse = (torch.cat(pieces, 2).index_select(2, valid.to(q.device)) for pieces in zip(*results))
+    # index_copy, not assignment: it has a gradient, and queries of a part are distinct
     empty = q.new_zeros(*q.shape[:3], v.shape[-1]), lse.new_full(q.shape[:3], -torch.inf)
     return empty[0].index_copy(2, tokens, y), empty[1].index_copy(2, tokens, lse)
 
 
 def _block_attention(
-    q: Tensor, k: Tensor, v: Tensor, tiles: BlockTiles, part: MaskPart, seams: PositionSeams
+    q: Tensor, k: Tensor, v: Tensor, tiles: BlockTiles, part: MaskPart, scoring: PairScoring
 ) -> tuple[Float[Tensor, "b h t f"], Float[Tensor, "b h t"]]:
     """Outputs and log-sum-exps of some rows of blocks."""
     query_index = part.q.blocks[tiles.rows]
     key_index = part.k.blocks[tiles.columns].flatten(1)
     rows, keys, values = (_gather_blocks(x, index) for x, index in ((q, query_index), (k, key_index), (v, key_index)))
-    query_positions = _gather_positions(seams.query_positions, query_index, q.shape[0])
-    key_positions = _gather_positions(seams.key_positions, key_index, q.shape[0])
-    logits = seams.position.score(rows @ keys.mT * seams.scale, rows, keys, query_positions, key_positions)
+    query_positions = _gather_positions(scoring.query_positions, query_index, q.shape[0])
+    key_positions = _gather_positions(scoring.key_positions, key_index, q.shape[0])
+    logits = scoring.position.score(rows @ keys.mT * scoring.scale, rows, keys, query_positions, key_positions)
     visible = torch.ones((), dtype=torch.bool, device=q.device)
     if tiles.inner is not None:
         inner = tiles.inner.to(q.device).expand(len(query_index), -1, -1)
         visible = inner.expand(q.shape[0], *inner.shape).flatten(0, 1)[:, None]
     if tiles.shorter_rows:
         visible = visible & _valid_keys(tiles, part.k.size).to(q.device).repeat(q.shape[0], 1)[:, None, None]
-    if seams.mask is not None:
-        visible = visible & seams.mask.dense(query_positions, key_positions, q.shape[1])
+    # the plan shows what any head sees
+    if scoring.mask is not None:
+        visible = visible & scoring.mask.dense(query_positions, key_positions, q.shape[1])
     visible = visible.expand(logits.shape)
     weights = masked_softmax(logits, visible)
     has_key = visible.any(-1)
     masked_logits = logits.to(weights.dtype).masked_fill(~visible, -torch.inf).masked_fill(~has_key[..., None], 0.0)
     lse = masked_logits.logsumexp(-1).masked_fill(~has_key, -torch.inf)
-    dropped = drop(weights.to(values.dtype), seams.dropout)
-    y = seams.position.value(dropped @ values, dropped, query_positions, key_positions)
+    dropped = drop(weights.to(values.dtype), scoring.dropout)
+    y = scoring.position.value(dropped @ values, dropped, query_positions, key_positions)
     return _to_sequences(y, q.shape[0]), _to_sequences(lse, q.shape[0])
 
 

@@ -35,8 +35,10 @@ class _MixTokens(torch.autograd.Function):
         dx = torch.zeros_like(difference)
         dother = torch.zeros_like(difference)
         dshares = torch.zeros_like(shares)
+        # x + s (o - x) has the slopes 1 - s and s
         rests = 1 - shares
         width = shares.shape[1]
+        # all tensors of a block are read while they are in the caches, instead of one after another for each mixture
         tensors = (difference, dx, dother, *dmixtures)
         rows = max(1, block_elements(difference) // width)
         for block, block_dx, block_dother, *dblocks in zip(*(x.reshape(-1, width).split(rows) for x in tensors)):

@@ -54,6 +54,7 @@ def top_products(
     if not result.columns.numel():
         return result
     limit = PRODUCTS_PER_BLOCK.get(q.device.type, PRODUCTS_PER_BLOCK_ELSEWHERE)
+    # many keys at a time first, then as many queries as fit beside them
     width = min(keys, max(count, limit // min(queries, ROWS)))
     rows = min(queries, max(1, limit // width))
     block = min(pairs, max(1, limit // (rows * width)))
@@ -95,6 +96,7 @@ def _best_of_block(
 def _candidates(products: Float[Tensor, "p c s"], count: int) -> tuple[Tensor, Tensor]:
     """A small superset of the `count` largest products, and their key indices."""
     keys = products.shape[-1]
+    # groups of about sqrt(keys / count): then finding the best groups and looking into them cost about the same
     size = 1 << max(0, round(math.log2(keys / count) / 2))
     groups = keys // size
     if size < 4 or groups < count:
@@ -103,6 +105,7 @@ def _candidates(products: Float[Tensor, "p c s"], count: int) -> tuple[Tensor, T
     # a group is every `groups`-th key, so that maxima are vectorized; leftover keys are all candidates
     grouped = products[..., : groups * size]
     leftover = products[..., groups * size :]
+    # each of the `count` largest is in a group whose maximum is at least as large: `count` groups hold all of them
     tops = grouped.view(*grouped.shape[:-1], size, groups).amax(-2).topk(count, -1, sorted=False).indices
     members = torch.arange(0, groups * size, groups, device=products.device)
     columns = (tops[..., None, :] + members[:, None]).flatten(-2)

@@ -102,6 +102,7 @@ class TaylorFeatures(FeatureMap):
     signed = True
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
+        # on both sides: the product is q.k / sqrt(e)
         x = x * x.shape[-1] ** -0.25
         pairs = (x[..., :, None] * x[..., None, :]).flatten(-2) * math.sqrt(0.5)
         return FeatureValues(torch.cat([torch.ones_like(x[..., :1]), x, pairs], dim=-1))
@@ -123,6 +124,7 @@ class DPFPFeatures(FeatureMap):
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         rectified = torch.cat([x, -x], dim=-1).relu()
+        # channels are a ring, so that each has as many products
         products = [rectified * rectified.roll(step, -1) for step in range(1, self.reach + 1)]
         return FeatureValues(torch.cat(products, dim=-1))
 

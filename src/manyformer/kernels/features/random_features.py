@@ -81,6 +81,7 @@ class HyperbolicFavorFeatures(_FavorFeatures):
     features_per_direction = 2
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
+        # opposite directions: their mean is a hyperbolic cosine, whose variance is smaller
         matrix = torch.cat([self.matrix[0], -self.matrix[0]]).to(x.dtype)
         return FeatureValues(*_FavorPlusFunction.apply(x, matrix, self.floor))  # type: ignore[no-untyped-call]
 
@@ -102,6 +103,7 @@ class TrigonometricFavorFeatures(_FavorFeatures):
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         angles = self.project(x, x.shape[-1] ** -0.25)
+        # as a scale, not as a factor of features: it may overflow
         half_norm = x.square().sum(-1) / (2 * x.shape[-1] ** 0.5)
         return FeatureValues(torch.cat([angles.sin(), angles.cos()], -1) * angles.shape[-1] ** -0.5, half_norm)
 
@@ -151,6 +153,7 @@ class _FavorPlusFunction(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         x, matrix, y = ctx.saved_tensors
         dy, dlog = grad_outputs
+        # y minus the floor is its own derivative; the scale has |x|^2 / 2, the maximum being a constant
         dx = ((y - ctx.floor).mul_(dy) @ matrix).addcmul_(x, dlog[..., None], value=-1)
         return dx.mul_(x.shape[-1] ** -0.25), None, None
 
