@@ -4,14 +4,21 @@ import subprocess
 import sys
 from pathlib import Path
 
-import manyformer
 from manyformer.cli.shell_completion import complete_recipes
+
+import manyformer
 
 folder = Path(manyformer.__file__).parent
 assert folder.is_relative_to(sys.prefix), f"{folder} is not the wheel's"
 assert "reformer" in complete_recipes(), "completion in shells finds no recipes"
 assert "torch" not in sys.modules
-for name in ("py.typed", "experiments/lm/stdlib.yaml", "viewer/page.html", "viewer/page.css", "viewer/page.js"):
+for name in (
+    "py.typed",
+    "config/experiments/lm/stdlib.yaml",
+    "analysis/viewer/page.html",
+    "analysis/viewer/page.css",
+    "analysis/viewer/page.js",
+):
     assert (folder / name).is_file(), f"the wheel lacks {name}"
 command = Path(sys.executable).with_name("manyformer")
 for words in (["--version"], ["list", "transformer-lm"], ["runs", "show", "lm/stdlib"]):

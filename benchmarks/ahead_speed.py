@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from manyformer.batches import Batch
 from manyformer.config import RunConfig
 from manyformer.data import open_data
-from manyformer.data.epochs import TrainingFeed
-from manyformer.data.opened import OpenedData
-from manyformer.train.ahead_feed import DEFAULT_AHEAD, AheadFeed
-from manyformer.train.build_model import build_model
-from manyformer.train.engine import PreparedBatch, TrainingEngine
-from manyformer.train.process_group import DDPStrategy
+from manyformer.data.batching.epochs import TrainingFeed
+from manyformer.data.pipeline.opened import OpenedData
+from manyformer.nn.batches import Batch
+from manyformer.training.ahead_feed import DEFAULT_AHEAD, AheadFeed
+from manyformer.training.build_model import build_model
+from manyformer.training.engine import PreparedBatch, TrainingEngine
+from manyformer.training.process_group import DDPStrategy
 
 WORDS = ["the", "red", "cat", "eats", "a", "quick", "brown", "fox", "and", "runs", "over", "lazy", "dogs"]
 

@@ -24,11 +24,11 @@ from frame import argument_parser, set_threads
 from numpy.typing import NDArray
 
 import manyformer as mf
-from manyformer.evaluate.eval_data import open_run
-from manyformer.exits import DecodingWorkload
-from manyformer.exits.calibration import fixed_sequence_test
-from manyformer.exits.early_decoding import rouge_l_distance
-from manyformer.train import silent
+from manyformer.inference.early_exit import DecodingWorkload
+from manyformer.inference.early_exit.calibration import fixed_sequence_test
+from manyformer.inference.early_exit.early_decoding import rouge_l_distance
+from manyformer.inference.evaluate.eval_data import open_run
+from manyformer.training import silent
 
 THRESHOLDS = (0.999, 0.99, 0.97, 0.95, 0.92, 0.9, 0.87, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3)
 HARD_THRESHOLDS = 3

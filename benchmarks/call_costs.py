@@ -8,11 +8,10 @@ import torch
 from cost_jobs import Place
 from torch import Tensor
 
-from manyformer.bench.measuring import TimedJob, take_turns
-from manyformer.kernels import softmax_kernel
-from manyformer.ops import sparse_plan
-from manyformer.ops.attention_with_lse import merge_lse
-from manyformer.ops.softmax_attention import fused_attention
+from manyformer.analysis.benchmarks.measuring import TimedJob, take_turns
+from manyformer.nn.ops.attention_with_lse import merge_lse
+from manyformer.nn.ops.softmax_attention import fused_attention
+from manyformer.nn.softmax import softmax_kernel, sparse_plan
 
 CPU = torch.device("cpu")
 HEADS, WIDTH, TOKENS = 4, 64, 4096

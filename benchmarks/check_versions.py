@@ -6,7 +6,7 @@ tests runs, in which warnings are errors, deprecations of the newest torch among
 Installs with uv where it is on the path, which takes a minute for each environment, and with pip elsewhere.
 
     python benchmarks/check_versions.py
-    python benchmarks/check_versions.py --torch 2.10.0 2.15.0 --python python3.12 --tests tests/kernels tests/ops
+    python benchmarks/check_versions.py --torch 2.10.0 2.15.0 --python python3.12 --tests tests/nn tests/nn/ops
     python benchmarks/check_versions.py --torch 2.11.0 --folder /tmp/environments --tests tests
 """
 
@@ -27,8 +27,8 @@ RELEASES = ("2.10.0", "2.11.0", "newest")
 """The oldest torch that is promised, that of many clusters, and the newest of the index."""
 
 SHARE = (
-    *("tests/kernels", "tests/ops", "tests/mixers", "tests/models", "tests/generate", "tests/train"),
-    *("tests/test_torch_internals.py", "tests/test_compilation.py"),
+    *("tests/nn", "tests/nn/ops", "tests/nn", "tests/models", "tests/inference/generate", "tests/training"),
+    *("tests/nn/runtime/test_torch_internals.py", "tests/test_compilation.py"),
 )
 """The tests that depend on torch most."""
 

@@ -17,8 +17,8 @@ import torch
 from steps import train
 from torch import Tensor, nn
 
-from manyformer.core import Chain, Context, contiguous_positions
-from manyformer.ops.ctc import ctc_losses
+from manyformer.nn.core import Chain, Context, contiguous_positions
+from manyformer.nn.ops.ctc import ctc_losses
 from manyformer.recipes.conformer import conformer_layer
 
 DIM, DEPTH, HEADS, HIDDEN, KERNEL = 256, 4, 4, 1024, 31

@@ -18,7 +18,7 @@ from steps import language_step
 from torch import nn
 
 import manyformer as mf
-from manyformer.batches import CausalLMBatch
+from manyformer.nn.batches import CausalLMBatch
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 BUCKETS, CHUNK = 32, 64

@@ -8,38 +8,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from manyformer import masks as m
-from manyformer.core import ContiguousLayout, PackedLayout, TokenPositions
-from manyformer.kernels import (
-    Kernel,
-    KernelCall,
-    LSHKernel,
-    SoftmaxKernel,
-    adaptive_span_kernel,
-    softmax_forms,
-    softmax_kernel,
-)
-from manyformer.kernels.adaptive_span_kernel import AdaptiveSpanKernel, LearnedAttentionSpans
 from manyformer.models import head
-from manyformer.ops import (
-    attention_with_lse,
-    band,
-    block_cover,
-    block_sparse_attention,
-    chunk_gather_attention,
-    cpu_caches,
-    depthwise_convolution,
-    distance_vector_attention,
-    matrix_recurrence,
-    selective_scan,
-    sinkhorn_attention,
-    sparse_plan,
-    tiled_attention,
-    toeplitz_attention,
-    token_mixtures,
-    top_products,
-)
-from manyformer.position import (
+from manyformer.nn import Kernel, KernelCall, LSHKernel, SoftmaxKernel
+from manyformer.nn import masks as m
+from manyformer.nn.clustered import chunk_gather_attention, sinkhorn_attention
+from manyformer.nn.convolution import depthwise_convolution
+from manyformer.nn.core import ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.nn.linear import matrix_recurrence
+from manyformer.nn.ops import attention_with_lse, cpu_caches, token_mixtures, top_products
+from manyformer.nn.positions import (
     AlibiPosition,
     DistanceAwarePosition,
     NoPosition,
@@ -47,6 +24,20 @@ from manyformer.position import (
     ShawPosition,
     TransformerXLPosition,
 )
+from manyformer.nn.recurrent import selective_scan
+from manyformer.nn.softmax import (
+    adaptive_span_kernel,
+    band,
+    block_cover,
+    block_sparse_attention,
+    distance_vector_attention,
+    softmax_forms,
+    softmax_kernel,
+    sparse_plan,
+    tiled_attention,
+    toeplitz_attention,
+)
+from manyformer.nn.softmax.adaptive_span_kernel import AdaptiveSpanKernel, LearnedAttentionSpans
 
 HEADS, WIDTH = 4, 64
 

@@ -1,4 +1,5 @@
-"""What `manyformer.bound_step` saves of a token on a CPU, and what a new mixer loses for which it has no step.
+"""What `manyformer.nn.decoding.bound_step` saves of a token on a CPU, and what a new mixer loses for which it has no
+step.
 
     python benchmarks/decoding_speed.py --threads 1                                 # about 2 minutes
     python benchmarks/decoding_speed.py --threads 1 --only mixer --processor-time   # where others use the machine
@@ -17,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer import bound_step
-from manyformer.core import Context, State
+from manyformer.nn.core import Context, State
+from manyformer.nn.decoding import bound_step
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "generate"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "inference" / "generate"))
 from plain_mixer import FadingState, FadingSum, mixer_model
 
 SIZE: dict[str, Any] = {"vocab": 1000, "dim": 256, "depth": 4, "heads": 4}

@@ -15,7 +15,7 @@ from peers import MODELS, Size, writer_of
 from steps import language_step
 from torch import nn
 
-from manyformer.bench import paired_ratio, take_turns
+from manyformer.analysis.benchmarks import paired_ratio, take_turns
 
 STEP = Size(dim=256, depth=4, heads=4, vocab=256, max_length=2048)
 SHAPES = ((4, 512), (1, 2048))

@@ -17,11 +17,11 @@ from typing import Any
 from frame import argument_parser, set_threads
 
 import manyformer as mf
+from manyformer.base.errors import UserError
 from manyformer.config import RunConfig
-from manyformer.errors import UserError
-from manyformer.exits import ThresholdPoint, calibrate, load_calibration_prompts, load_prompts, sweep
-from manyformer.exits.sweep import TABLE_HEADER, table_rows, write_points
-from manyformer.train.events import format_duration
+from manyformer.inference.early_exit import ThresholdPoint, calibrate, load_calibration_prompts, load_prompts, sweep
+from manyformer.inference.early_exit.sweep import TABLE_HEADER, table_rows, write_points
+from manyformer.training.events import format_duration
 
 MODEL = {"dim": 128, "depth": 6, "heads": 4, "ff_dim": 384, "dropout": 0.1, "norm_order": "pre"}
 STAGES: dict[str, dict[str, Any]] = {

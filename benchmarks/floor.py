@@ -11,9 +11,9 @@ import torch
 from frame import Step
 from torch import Tensor
 
-from manyformer.core import LayerOutput
-from manyformer.kernels import Kernel, KernelCall
-from manyformer.ops.sparse_plan import SparsePlan
+from manyformer.nn import Kernel, KernelCall
+from manyformer.nn.core import LayerOutput
+from manyformer.nn.softmax.sparse_plan import SparsePlan
 
 
 class Product(NamedTuple):

@@ -18,7 +18,7 @@ from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import manyformer as mf
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 
 KINDS = {
     "causal": modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from manyformer.bench import extra_memory, load_warning, paired_ratio, take_turns
-from manyformer.costs import count_flops
+from manyformer.analysis.benchmarks import extra_memory, load_warning, paired_ratio, take_turns
+from manyformer.nn.runtime.costs import count_flops
 
 CPU = torch.device("cpu")
 MEMORY_RUNS = 3

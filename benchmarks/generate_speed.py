@@ -19,8 +19,8 @@ import torch
 import transformers
 from peers import writer_of
 
-from manyformer.bench import paired_ratio, take_turns
-from manyformer.interop import import_model
+from manyformer.analysis.benchmarks import paired_ratio, take_turns
+from manyformer.conversion.hugging_face import import_model
 
 PROMPT, NEW = 16, 64
 BATCH, BATCH_NEW = 8, 256

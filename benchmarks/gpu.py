@@ -30,8 +30,8 @@ from gpu_parts.page import page
 from gpu_parts.waves import PARTS, WAVES, Wave, names_of
 from gpu_parts.workers import Workers
 
-from manyformer.errors import UserError
-from manyformer.files.atomic_files import atomic_write_text
+from manyformer.base.errors import UserError
+from manyformer.base.files.atomic_files import atomic_write_text
 
 WAVE_MINUTES = 6.0
 FAILED, INCOMPLETE = 1, 3

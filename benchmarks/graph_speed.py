@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import GraphBatch
 from manyformer.config import GraphsData
 from manyformer.data import open_data
 from manyformer.models import Model
+from manyformer.nn.batches import GraphBatch
 
 STEPS, WARMUP = 15, 3
 HEADS, WIDTH, DROPOUT = 8, 8, 0.6

@@ -19,9 +19,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import manyformer as mf
 from manyformer.config import AdamWConfig
 from manyformer.recipes import get_recipe
-from manyformer.recipes.registry import task_of
-from manyformer.train.engine import TrainingEngine
-from manyformer.train.process_group import DDPStrategy
+from manyformer.recipes.parts.registry import task_of
+from manyformer.training.engine import TrainingEngine
+from manyformer.training.process_group import DDPStrategy
 from pretended_device import pretended_device
 from pretended_device.operators import PretendedOperators
 

@@ -36,7 +36,7 @@ def measure(folder: str) -> None:
     import torch  # noqa: F401
 
     import manyformer.recipes  # noqa: F401
-    from manyformer.interop import import_model
+    from manyformer.conversion.hugging_face import import_model
 
     # the largest memory starts anew, because a process inherits that of the one that started it
     Path("/proc/self/clear_refs").write_text("5")

@@ -19,10 +19,10 @@ from typing import Any
 from frame import argument_parser, set_threads
 
 import manyformer as mf
-from manyformer.datastore import Datastore, IVFPQIndex, build, datastore_job, make_index
-from manyformer.datastore.datastore import INDEX
-from manyformer.datastore.tuning import score_datastore, tune
-from manyformer.train import silent
+from manyformer.inference.datastore import Datastore, IVFPQIndex, build, datastore_job, make_index
+from manyformer.inference.datastore.datastore import INDEX
+from manyformer.inference.datastore.tuning import score_datastore, tune
+from manyformer.training import silent
 
 DatastoreRow = dict[str, Any]
 NEIGHBOURS = (16, 64, 256)

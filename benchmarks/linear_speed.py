@@ -20,9 +20,9 @@ from steps import language_step
 from torch import nn
 
 import manyformer as mf
-from manyformer.bench import paired_ratio
-from manyformer.generate.next_token import bind_next_token, storage_bytes
-from manyformer.recipes.baselines import attention_layers, language_model, sinusoidal_embedding
+from manyformer.analysis.benchmarks import paired_ratio
+from manyformer.inference.generate.next_token import bind_next_token, storage_bytes
+from manyformer.recipes.parts.baselines import attention_layers, language_model, sinusoidal_embedding
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 FEATURES, SLOTS, BLIND = 256, 256, 64

@@ -17,7 +17,7 @@ import torch
 from call_costs import CALL_COSTS
 from cost_jobs import SWEEPS, Job, Place, Sweep
 
-from manyformer.bench import take_turns
+from manyformer.analysis.benchmarks import take_turns
 
 MARGIN = 0.03
 ROUNDS = 5

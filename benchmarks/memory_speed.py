@@ -20,11 +20,11 @@ from steps import train
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import CausalLMBatch
 from manyformer.config import RunConfig
-from manyformer.evaluate.eval_data import open_run
+from manyformer.inference.evaluate.eval_data import open_run
 from manyformer.models import LanguageModel
-from manyformer.ops.top_products import top_products, top_products_reference
+from manyformer.nn.batches import CausalLMBatch
+from manyformer.nn.ops.top_products import top_products, top_products_reference
 
 SIZE = Size(dim=256, depth=4, heads=4, vocab=256, max_length=512)
 BATCH, SEGMENT, MEMORY = 4, 512, 512

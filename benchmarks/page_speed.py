@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 from playwright.sync_api import Page, sync_playwright
 
-from manyformer.view.attention_maps import AttentionMap
-from manyformer.viewer.model_view import ModelView
-from manyformer.viewer.page import AttentionPage, render_page
+from manyformer.analysis.figures.attention_maps import AttentionMap
+from manyformer.analysis.viewer.model_view import ModelView
+from manyformer.analysis.viewer.page import AttentionPage, render_page
 
 CHROMIUM = "/usr/bin/chromium"
 HEADS_PER_LAYER = 16

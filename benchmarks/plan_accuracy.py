@@ -20,10 +20,10 @@ from typing import Any
 import frame
 import torch
 
-from manyformer.bench.measuring import _reset_peak, _status_bytes, time_job
-from manyformer.planning import parse_devices
-from manyformer.planning.hardware import calibrate
-from manyformer.planning.rehearsed_step import StepRehearsal, step_cost
+from manyformer.analysis.benchmarks.measuring import _reset_peak, _status_bytes, time_job
+from manyformer.analysis.planning import parse_devices
+from manyformer.analysis.planning.hardware import calibrate
+from manyformer.analysis.planning.rehearsed_step import StepRehearsal, step_cost
 from manyformer.recipes import build
 
 LENGTH = 512

@@ -20,9 +20,9 @@ from steps import train
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches.episode_batches import RolloutBatch
-from manyformer.core import State, tree_map
 from manyformer.models import PolicyModel
+from manyformer.nn.batches.episode_batches import RolloutBatch
+from manyformer.nn.core import State, tree_map
 
 ENVIRONMENTS, STEPS, EPOCHS, MINIBATCHES = 32, 128, 3, 8
 OBSERVATION, ACTIONS, EPISODE = 10, 4, 50

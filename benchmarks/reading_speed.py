@@ -30,8 +30,8 @@ PASS = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from manyformer.data.table_files import read_rows
-from manyformer.data.text_sources import text_sources
+from manyformer.data.text.table_files import read_rows
+from manyformer.data.text.text_sources import text_sources
 path = Path(sys.argv[2])
 start = time.process_time()
 if path.suffix == ".txt":

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyformer.ops import linear_attention, matrix_recurrence
-from manyformer.ops.matrix_recurrence import RecurrenceResult, Removal
+from manyformer.nn.linear import linear_attention, matrix_recurrence
+from manyformer.nn.linear.matrix_recurrence import RecurrenceResult, Removal
 
 HEADS, LENGTH, WIDTH = 2, 256, 16
 NATS = (0.01, 0.3, 1.0, 3.5, 10.0, 50.0, 1e3, 1e4)

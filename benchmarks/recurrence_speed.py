@@ -17,8 +17,8 @@ from steps import language_step
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.core import Context, contiguous_positions
-from manyformer.generate.next_token import bind_next_token
+from manyformer.inference.generate.next_token import bind_next_token
+from manyformer.nn.core import Context, contiguous_positions
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 LENGTH = 2048

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.kernels import SinkhornKernel
+from manyformer.nn import SinkhornKernel
 
 BLOCKS, SIZE, SYMBOLS = 8, 8, 16
 TASKS = {"pointers": "network", "sorting": "products", "marked": "network"}

@@ -20,20 +20,19 @@ from steps import language_step, masked_step, rows_step
 from torch import nn
 
 import manyformer as mf
-from manyformer import masks as m
-from manyformer.attention import Attention
-from manyformer.batches import IGNORE_INDEX, CausalLMBatch
-from manyformer.bench import LargestTensorMode
-from manyformer.feedforward import FeedForward
-from manyformer.generate.next_token import bind_next_token, storage_bytes
-from manyformer.kernels import Kernel, KernelCall, SoftmaxKernel
-from manyformer.masks import Mask
+from manyformer.analysis.benchmarks import LargestTensorMode
+from manyformer.inference.generate.next_token import bind_next_token, storage_bytes
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.embedding import positions_of
-from manyformer.ops.sparse_plan import make_sparse_plan
-from manyformer.position import LearnedPosition, NoPosition
-from manyformer.recipes.baselines import init_std, stack
+from manyformer.nn import Attention, Kernel, KernelCall, SoftmaxKernel
+from manyformer.nn import masks as m
+from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Mask
+from manyformer.nn.positions import LearnedPosition, NoPosition
+from manyformer.nn.softmax.sparse_plan import make_sparse_plan
 from manyformer.recipes.bert import masked_encoder
+from manyformer.recipes.parts.baselines import init_std, stack
 
 DIM, DEPTH, HEADS, VOCAB, WINDOW = 256, 4, 4, 256, 256
 

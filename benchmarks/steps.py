@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from frame import Step
 from torch import Tensor, nn
 
-from manyformer.batches import CausalLMBatch, MaskedLMBatch
 from manyformer.models import MaskedLM, Model
+from manyformer.nn.batches import CausalLMBatch, MaskedLMBatch
 
 
 def language_step(model: nn.Module, tokens: Tensor) -> Step:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from manyformer.files.atomic_files import atomic_write
-from manyformer.model_summary import forward_cost
+from manyformer.base.files.atomic_files import atomic_write
 from manyformer.recipes import RECIPES, get_recipe
-from manyformer.recipes.registry import build_on_meta
+from manyformer.recipes.parts.model_summary import forward_cost
+from manyformer.recipes.parts.registry import build_on_meta
 
 COSTS = Path(__file__).parent / "costs.json"
 LENGTHS = (64, 256, 1024)

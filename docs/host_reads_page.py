@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from manyformer.files.text_tables import markdown_table
+from manyformer.base.files.text_tables import markdown_table
 from manyformer.recipes import RECIPES
 
 FILE = Path(__file__).with_name("host_reads.json")

@@ -5,8 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from manyformer.files.json_records import DamagedFile, read_json, validate_json
-from manyformer.files.text_tables import markdown_table
+from manyformer.base.files.json_records import DamagedFile, read_json, validate_json
+from manyformer.base.files.text_tables import markdown_table
 from manyformer.recipes import RECIPES
 from manyformer.recipes.compose import POSITIONS
 

@@ -6,13 +6,13 @@ from functools import cache
 
 from cost_curves import drawing
 
-from manyformer.check.tiny_models import build_tiny
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.figures import attention_masks, draw, draw_mixing, mixing_strengths
 from manyformer.cli.show_pages import random_inputs
-from manyformer.mixers.global_summaries import SummaryPrefixedLayer
-from manyformer.model_summary import count_parameters
+from manyformer.nn.attention.global_summaries import SummaryPrefixedLayer
 from manyformer.recipes import RECIPES, Recipe
-from manyformer.recipes.registry import build_on_meta, task_of
-from manyformer.view import attention_masks, draw, draw_mixing, mixing_strengths
+from manyformer.recipes.parts.model_summary import count_parameters
+from manyformer.recipes.parts.registry import build_on_meta, task_of
 
 PICTURE_LENGTH = 256
 """The tokens of a picture of a mask, in 64 cells on each side."""

@@ -17,14 +17,19 @@ import typer
 import yaml
 
 import manyformer
+from manyformer.base.files.text_tables import markdown_table
 from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import run_description, shipped_comparisons, shipped_runs
-from manyformer.files.text_tables import markdown_table
 
 SINGLE_MODULES = (
-    *("core", "feedforward", "head_selection", "errors", "plugins"),
-    *("surgery.head_sharing", "surgery.recipe_conversions", "structures", "data.normalization"),
+    *("nn.core", "nn.feed_forward.feedforward", "nn.runtime.head_selection", "base.errors", "base.plugins"),
+    *(
+        "conversion.surgery.head_sharing",
+        "conversion.surgery.recipe_conversions",
+        "nn.structures",
+        "data.generated.normalization",
+    ),
 )
 """The public modules that are not packages, or whose names no package exports."""
 

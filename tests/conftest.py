@@ -26,8 +26,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # whatever is imported from the library after this line is checked
 shapes.check_shapes_of(shapes.CHECKED)
 
-from manyformer.core import LayerOutput  # noqa: E402
-from manyformer.kernels import Kernel, KernelCall  # noqa: E402
+from manyformer.nn import Kernel, KernelCall  # noqa: E402
+from manyformer.nn.core import LayerOutput  # noqa: E402
 
 _call_kernel = Kernel.__call__
 

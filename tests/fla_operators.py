@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manyformer.ops import matrix_recurrence
+from manyformer.nn.linear import matrix_recurrence
 
 ARGUMENTS = {
     "chunk_simple_gla": {"q", "k", "v", "g"},

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyformer.core import GraphEdges
 from manyformer.models.graph_embedding import sort_edges
+from manyformer.nn.core import GraphEdges
 
 EDGES = [(0, 1), (1, 0), (1, 2), (2, 1), (3, 1), (4, 2), (2, 4), (4, 4)]
 """Directed edges among six nodes: no edge ends at node 3, none begins or ends at node 5, node 4 has a loop."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from manyformer.data.foreign_tokenizer import ForeignTokenizer
-from manyformer.data.saved_tokenizers import train_tokenizer
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data.tokenizers.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.tokenizers.saved_tokenizers import train_tokenizer
+from manyformer.data.tokenizers.tokenizer import Tokenizer
 
 LINES = [
     "the cat sat on the mat. the dog ran far away!",

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from manyformer.core import TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel
-from manyformer.position import NoPosition
+from manyformer.nn import KernelCall, SoftmaxKernel
+from manyformer.nn.core import TokenPositions
+from manyformer.nn.positions import NoPosition
 
 HEADS, KEY, VALUE = 4, 6, 5
 

@@ -12,81 +12,51 @@ from pathlib import Path
 import pytest
 
 import manyformer as mf
-from manyformer.core import Context
+from manyformer.nn.core import Context
 from manyformer.recipes import RECIPES
 
 ROOT = Path(mf.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 
 LEVELS = [
-    {"torch_internals"},
-    {
-        "decoding_options",
-        "device_reads",
-        "dropout",
-        "earlier_paths",
-        "errors",
-        "exact_shares",
-        "type_aliases",
-        "version",
-    },
-    {"files", "keyword_checks", "spaces", "structures", "system"},
-    {"core", "costs", "environments", "libraries", "plugins", "recompute", "training_hooks"},
-    {"batches", "context_windows", "head_selection", "length_norms", "two_texts"},
-    {"masks", "position", "residual", "rollouts"},
-    {"ops"},
-    {"kernels", "sources"},
-    {"attention", "experts", "feedforward"},
-    {"bound_step"},
-    {"mixers", "depth"},
-    {"models", "scores"},
-    {"tasks"},
-    {"recipes"},
+    {"base"},
     {"config"},
+    {"nn"},
+    {"models"},
     {"data"},
-    {"interop"},
-    {"api", "model_summary"},
-    {"surgery"},
-    {"generate"},
-    {"train", "check"},
-    {"evaluate", "view"},
-    {"datastore", "exits", "heads", "training_worker"},
-    {"pruning", "viewer"},
-    {"bench"},
-    {"compare", "planning"},
+    {"recipes"},
+    {"conversion"},
+    {"training"},
+    {"inference"},
+    {"analysis"},
     {"cli"},
     {"__main__"},
 ]
-"""Arrows point down only: a part imports from lower levels and from its own folder. The package itself is lazy."""
+"""The wings. Arrows point down: a wing imports from lower ones and from its own rooms. The package itself is lazy."""
 
 ONLY = {
-    "config": {"errors", "files", "keyword_checks"},
-    "data": {
-        *(
-            "batches",
-            "config",
-            "context_windows",
-            "core",
-            "environments",
-            "errors",
-            "exact_shares",
-            "torch_internals",
-            "files",
-            "libraries",
-            "rollouts",
-            "structures",
-        ),
-        *("spaces", "two_texts", "type_aliases", "version"),
-    },
-    "core": set(),
-    "files": {"errors", "version"},
-    "libraries": {"errors", "files"},
-    "environments": {"errors", "files", "spaces", "type_aliases"},
-    "rollouts": {*("batches", "core", "environments", "errors", "files", "spaces", "torch_internals", "type_aliases")},
-    "errors": set(),
-    "keyword_checks": {"errors"},
+    "config": {"base"},
+    "nn": {"base"},
+    "models": {"base", "config", "nn"},
+    "data": {"base", "config", "nn"},
+    "recipes": {"base", "config", "nn", "models"},
 }
-"""Parts that must not know all that lies below them: a run's record and its data stand beside the models."""
+"""Wings that must not know all that lies below them: layers know no settings, and data and models not each other."""
+
+NN_LEVELS = [
+    {"core", "runtime", "structures"},
+    {"batches", "feed_forward", "masks", "positions", "residual"},
+    {"attention.kv_cache", "ops"},
+    {"convolution", "graphs", "kernels"},
+    {"clustered", "linear", "low_rank", "softmax"},
+    {"attention", "sparse"},
+    {"decoding", "recurrent", "token_mixing"},
+    {"depth"},
+]
+"""The rooms of `nn` from the lowest, as prefixes of module names: one imports from lower rooms and its own modules."""
+
+NN_OF_DATA = {"batches", "core", "runtime", "structures"}
+"""The rooms of `nn` that data may know: what batches are made of, and what runs them, but no layers."""
 
 HEAVY = {
     "PIL",
@@ -205,12 +175,40 @@ def test_arrows_point_down() -> None:
     assert offences == []
 
 
+def nn_room(module: str) -> str:
+    """The room of a module of `nn`, by the longest prefix in `NN_LEVELS`."""
+    parts = module.removeprefix("manyformer.nn.").split(".")
+    rooms = set().union(*NN_LEVELS)
+    prefixes = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((prefix for prefix in prefixes if prefix in rooms), "")
+
+
+def test_arrows_between_rooms_of_layers_point_down() -> None:
+    level = {room: number for number, rooms in enumerate(NN_LEVELS) for room in rooms}
+    offences = []
+    for file, tree in trees().items():
+        module = ".".join(("manyformer", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+        if part_of(file) not in ("nn", "data") or module == "manyformer.nn":
+            continue
+        importer = nn_room(module) if part_of(file) == "nn" else ""
+        assert importer or part_of(file) == "data", f"give a level to the room of {module}"
+        for name in imported(tree):
+            if not name.startswith("manyformer.nn."):
+                continue
+            room = nn_room(name)
+            if importer and room != importer and level[room] >= level[importer]:
+                offences.append(f"{file.relative_to(ROOT)} must not import {name}")
+            if not importer and room not in NN_OF_DATA:
+                offences.append(f"{file.relative_to(ROOT)} must not know of {name}")
+    assert offences == []
+
+
 def test_heavy_packages_wait_until_they_are_needed() -> None:
     offences = []
     for file, tree in trees().items():
         loaded = {name.split(".")[0] for name in at_import_time(tree)}
         # its classes are subclasses of those of transformers; nothing else imports it
-        allowed = {"transformers"} if file.parent == ROOT / "interop" / "auto_model" else set()
+        allowed = {"transformers"} if file.parent == ROOT / "conversion" / "hugging_face" / "auto_model" else set()
         # with `__future__`, shape annotations would be strings
         early = loaded & ((HEAVY | {"__future__"}) - allowed)
         offences += [f"{file.relative_to(ROOT)} imports {name}" for name in sorted(early)]
@@ -221,8 +219,8 @@ BEHIND_THE_DOOR = {"transformers", "peft", "datasets", "huggingface_hub"}
 """Libraries that run code, ask questions or use the network unless they are told not to."""
 
 BESIDE_THE_DOOR = {
-    "interop/auto_model/": "its classes are subclasses of those of transformers, and called by programs of users",
-    "data/episode_archives.py": "load_dataset of minari, which reads data sets that are installed",
+    "conversion/hugging_face/auto_model/": "subclasses of classes of transformers, which programs of users call",
+    "data/trajectories/episode_archives.py": "load_dataset of minari, which reads data sets that are installed",
 }
 """The other places that may call these libraries, or have calls of that name, and why."""
 
@@ -238,7 +236,7 @@ def test_libraries_of_hugging_face_are_called_through_one_door() -> None:
     offences = []
     for file, tree in trees().items():
         path = file.relative_to(ROOT).as_posix()
-        if path.startswith(("libraries/", *BESIDE_THE_DOOR)):
+        if path.startswith(("base/libraries/", *BESIDE_THE_DOOR)):
             continue
         packages = {name.split(".")[0] for name in imported(tree)}
         offences += [f"{path} imports {name}" for name in sorted(packages & BEHIND_THE_DOOR)]
@@ -249,10 +247,22 @@ def test_libraries_of_hugging_face_are_called_through_one_door() -> None:
     assert offences == []
 
 
-@pytest.mark.parametrize("names", ["", ".errors", ".config", ".cli"])
-def test_help_and_mistakes_do_not_wait_for_torch(names: str) -> None:
-    code = f"import sys, manyformer{names}; sys.exit(int('torch' in sys.modules))"
+@pytest.mark.parametrize("name", ["", ".config", ".cli", ".cli.training_worker"])
+def test_help_and_mistakes_do_not_wait_for_torch(name: str) -> None:
+    code = f"import sys, manyformer{name}; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nothing_of_the_base_needs_torch() -> None:
+    code = """
+import importlib, pkgutil, sys
+import manyformer.base as base
+for module in pkgutil.walk_packages(base.__path__, "manyformer.base."):
+    importlib.import_module(module.name)
+    assert "torch" not in sys.modules, module.name
+"""
+    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_nothing_is_added_to_what_a_call_shares() -> None:
@@ -285,15 +295,15 @@ TASK_CLASSES = {
 }
 """The classes of models, batches and data sections."""
 
-MAY_ASK_FOR_CLASSES = {"models", "batches", "tasks", "config", "data"}
+MAY_ASK_FOR_CLASSES = {"models", "nn", "config", "data"}
 
 CLASS_CHECKS = {
-    "datastore/build_datastore.py": 1,
-    "datastore/tuning.py": 1,
-    "evaluate/eval_data.py": 4,
-    "exits/prompts_from_run.py": 1,
-    "view/region_masses.py": 1,
-    "view/token_work.py": 1,
+    "inference/datastore/build_datastore.py": 1,
+    "inference/datastore/tuning.py": 1,
+    "inference/evaluate/eval_data.py": 4,
+    "inference/early_exit/prompts_from_run.py": 1,
+    "analysis/figures/region_masses.py": 1,
+    "analysis/figures/token_work.py": 1,
 }
 """The number of remaining checks of a class in each file."""
 
@@ -331,39 +341,41 @@ WRITING_METHODS |= {"copyfile", "copy2", "copytree", "move", "dump", "SummaryWri
 
 WRITTEN_ELSEWHERE = {
     # methods of the library itself, which write by `atomic_files`
-    "check/check.py": ["save"],
+    "analysis/contracts/check.py": ["save"],
     "cli/convert.py": ["save"],
     "cli/view.py": ["save"],
-    "data/opened.py": ["save"],
-    "datastore/build_datastore.py": ["write_text"] * 2,
-    "data/saved_tokenizers.py": ["save"] * 3,
-    "data/text_preparation.py": ["save"],
-    "interop/model_import.py": ["save"] * 2,
-    "train/init_from.py": ["save"],
-    "train/session.py": ["save"],
+    "data/pipeline/opened.py": ["save"],
+    "inference/datastore/build_datastore.py": ["write_text"] * 2,
+    "data/tokenizers/saved_tokenizers.py": ["save"] * 3,
+    "data/text/text_preparation.py": ["save"],
+    "conversion/hugging_face/model_import.py": ["save"] * 2,
+    "training/init_from.py": ["save"],
+    "training/session.py": ["save"],
     # a text, not a file
     "config/run_file.py": ["dump"],
     # a draft folder that becomes the complete one, and one that is set aside
     "models/model_files.py": ["mkdir", "rename", "rename", "rename"],
-    "train/checkpoints.py": ["rename"] * 3,
-    "train/run_folder.py": ["rename"],
+    "training/checkpoints.py": ["rename"] * 3,
+    "training/run_folder.py": ["rename"],
     # tokenizers, and a lock, whose content nobody reads
-    "data/cache_folder.py": ["open", "save"],
+    "data/storage/cache_folder.py": ["open", "save"],
     # the pipe of a process of the same run, and a switch of the system
-    "training_worker.py": ["open"],
-    "bench/measuring.py": ["write_text"],
+    "cli/training_worker.py": ["open"],
+    "analysis/benchmarks/measuring.py": ["write_text"],
     # torch's and TensorBoard's own formats, of which a kill may leave a part that is not read
-    "train/sharded_checkpoints.py": ["save"],
-    "train/metrics.py": ["SummaryWriter"],
+    "training/sharded_checkpoints.py": ["save"],
+    "training/metrics.py": ["SummaryWriter"],
 }
-"""The calls that write outside of `files/atomic_files.py`, each of which was looked at."""
+"""The calls that write outside of `base/files/atomic_files.py`, each of which was looked at."""
 
 
 def test_everything_is_written_by_one_writer() -> None:
     """Its files are whole, have the rights of the user's mask, and are named when they cannot be written."""
     found = {}
     for file, tree in trees().items():
-        if file != ROOT / "files" / "atomic_files.py" and (calls := sorted(_writing_calls(tree, in_draft=False))):
+        if file != ROOT / "base" / "files" / "atomic_files.py" and (
+            calls := sorted(_writing_calls(tree, in_draft=False))
+        ):
             found[file.relative_to(ROOT).as_posix()] = calls
     assert found == WRITTEN_ELSEWHERE
 

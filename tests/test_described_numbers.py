@@ -9,7 +9,11 @@ import pytest
 import manyformer as mf
 
 ROOT = Path(mf.__file__).parent
-FILES = [path for folder in ("ops", "kernels", "masks", "position") for path in sorted((ROOT / folder).rglob("*.py"))]
+FILES = [
+    path
+    for folder in ("masks", "positions", "ops", "softmax", "sparse", "linear", "clustered", "low_rank", "kernels")
+    for path in sorted((ROOT / "nn" / folder).rglob("*.py"))
+]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

@@ -20,14 +20,14 @@ import typer
 import yaml
 
 import manyformer as mf
-from manyformer.check import CONTRACTS
+from manyformer.analysis.contracts import CONTRACTS
+from manyformer.base.files.json_records import DamagedFile
 from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 from manyformer.config.comparison import ComparisonFile
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, section_members
-from manyformer.files.json_records import DamagedFile
-from manyformer.train.run_folder import as_training_run
+from manyformer.training.run_folder import as_training_run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -270,7 +270,7 @@ def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("Once there was a text that a model learned. " * 400)
     # the page checks at the usual lengths, where exchanges of all tokens take ten seconds
-    lengths = importlib.import_module("manyformer.check.check")
+    lengths = importlib.import_module("manyformer.analysis.contracts.check")
     monkeypatch.setattr(lengths, "LONG_LENGTH", 64)
     monkeypatch.setattr(lengths, "PROBE_LENGTH", 64)
     exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), {})

@@ -13,9 +13,9 @@ import pytest
 import typer
 
 from documented_samples import RUNS, train_once, write_files, write_training_files
+from manyformer.base.errors import UserError
 from manyformer.cli import run
 from manyformer.cli.app import app
-from manyformer.errors import UserError
 from test_documentation import COMMANDS, FENCED, ROOT, WRITTEN, command_lines, page_id
 
 READ_ALONE = {
@@ -26,12 +26,12 @@ READ_ALONE = {
     r"init_from=runs/softmax|--datastore|runs/(memory-8k|lm-stdlib-64|six-heads)|^datastore ": "an earlier step",
     r"--serve": "serves until it is stopped",
     r"--calibrate|^compare suite/full .*lstm-lm": "measures for minutes",
-    r"runs/(audio|answer|modalities|graphs)-|images-(pixels|classes|super)": "archives, as in tests/tasks",
+    r"runs/(audio|answer|modalities|graphs)-|images-(pixels|classes|super)": "archives, as in tests/models/tasks",
     r"\bsuite\.yaml|^advise ": "a suite of the reader, or its results",
     r"\bfive": "a file and runs of a tutorial, which tests/test_tutorials.py runs",
     r"classify/pretrained": "a folder that a script prepares",
     r"--keep |shared_qk_dim": "heads of a usual size",
-    r"runs/(calm|depth-adaptive)": "models with early exits, which tests/exits has",
+    r"runs/(calm|depth-adaptive)": "models with early exits, which tests/inference/early_exit has",
 }
 """Commands that are not started, as patterns, with what they need."""
 SLOW = (
@@ -176,7 +176,7 @@ def test_the_arguments_of_a_documented_benchmark_are_valid(words: list[str], mon
     def measure(candidates: list[object], lengths: list[int], **options: object) -> None:
         raise UserError(f"{len(candidates)} candidates at {len(lengths)} lengths")
 
-    monkeypatch.setattr("manyformer.bench.bench", measure)
+    monkeypatch.setattr("manyformer.analysis.benchmarks.bench", measure)
     monkeypatch.setattr("torch.set_num_threads", lambda number: None)
     with pytest.raises(UserError, match=r"[1-9] candidates at [1-9] lengths"):
         COMMANDS[(MEASURED,)].main(words[1:], standalone_mode=False)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import manyformer as mf
+from manyformer.base.errors import UserError
 from manyformer.cli import run
-from manyformer.errors import UserError
-from manyformer.evaluate import evaluate
+from manyformer.inference.evaluate import evaluate
 
 WRITTEN = Path(__file__).parent / "written_by_earlier_versions" / "0.2.0"
 EXPECTED: dict[str, Any] = json.loads((WRITTEN / "expected.json").read_text())

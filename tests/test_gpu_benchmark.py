@@ -19,7 +19,7 @@ from gpu_parts.outcome import Outcome, Setting
 from gpu_parts.waves import PARTS, WAVES, Wave, all_items, names_of
 
 import manyformer as mf
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 
 REHEARSAL = Setting(torch.device("cpu"), tiny=True)
 

@@ -15,7 +15,7 @@ import yaml
 from torch.distributed.run import get_args_parser
 
 from manyformer.config import load_run
-from manyformer.train.run_folder import recipe_lookup
+from manyformer.training.run_folder import recipe_lookup
 
 FOLDER = Path(__file__).parents[1] / "docs/how-to/launch"
 

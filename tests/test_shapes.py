@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.attention import Attention
+from manyformer.nn import Attention
 from shapes import CHECKED, checked_once
 
 

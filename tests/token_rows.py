@@ -2,8 +2,8 @@
 
 import torch
 
-from manyformer.core import ContiguousLayout, TokenPositions
 from manyformer.models.embedding import positions_of
+from manyformer.nn.core import ContiguousLayout, TokenPositions
 
 
 def range_positions(length: int, start: int = 0, *, plain: bool = True) -> TokenPositions:

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from manyformer.check.hugging_face import CACHE_NAMES
+from manyformer.analysis.contracts.hugging_face import CACHE_NAMES
 
 
 def cache_name(model: Any) -> str:

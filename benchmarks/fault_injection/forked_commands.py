@@ -223,7 +223,7 @@ def _address_space() -> int:
 def load_and_run(folder: str) -> int:
     """`manyformer.load` and its way of telling a mistake; prints the digest of all weights."""
     import manyformer
-    from manyformer.errors import UserError
+    from manyformer.base.errors import UserError
 
     try:
         model = manyformer.load(folder)

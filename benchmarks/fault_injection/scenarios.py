@@ -237,7 +237,7 @@ FOREIGN_VOCAB = 300
 
 def write_foreign(folder: Path) -> None:
     """A Llama and a BERT as transformers writes them, and an adapter of peft for the Llama."""
-    from manyformer.interop import export_model
+    from manyformer.conversion.hugging_face import export_model
 
     torch.manual_seed(0)
     llama = mf.build("llama", vocab=FOREIGN_VOCAB, dim=16, depth=1, heads=2)

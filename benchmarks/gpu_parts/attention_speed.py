@@ -12,12 +12,12 @@ from torch.nn.attention import SDPBackend, list_flash_attention_impls, sdpa_kern
 
 from gpu_parts.flex_paths import row_positions
 from gpu_parts.outcome import Item, Outcome, Setting, judged
-from manyformer import masks as m
-from manyformer.bench import take_turns
-from manyformer.kernels import Kernel, KernelCall, LinearKernel, SoftmaxKernel
-from manyformer.kernels.features import EluPlusOneFeatures
-from manyformer.ops.flex_attention import block_mask, fused_flex_attention
-from manyformer.position import AlibiPosition, NoPosition
+from manyformer.analysis.benchmarks import take_turns
+from manyformer.nn import Kernel, KernelCall, LinearKernel, SoftmaxKernel
+from manyformer.nn import masks as m
+from manyformer.nn.linear import EluPlusOneFeatures
+from manyformer.nn.positions import AlibiPosition, NoPosition
+from manyformer.nn.softmax.flex_attention import block_mask, fused_flex_attention
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 

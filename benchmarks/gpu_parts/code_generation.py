@@ -10,10 +10,10 @@ from torch import Tensor
 import manyformer as mf
 from gpu_parts.correctness import inputs_on, prepared
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged
-from manyformer.core import tree_map
 from manyformer.models import Model
-from manyformer.recipes.registry import task_of
-from manyformer.torch_internals import compile_backward_as_eager
+from manyformer.nn.core import tree_map
+from manyformer.nn.runtime.torch_internals import compile_backward_as_eager
+from manyformer.recipes.parts.registry import task_of
 
 RECIPES = (
     *("transformer-lm", "llama", "gated-deltanet", "mamba-2", "longformer-lm", "qwen3-next", "retnet", "gla", "kda"),

@@ -10,10 +10,10 @@ from torch._dynamo.utils import counters
 import manyformer as mf
 from gpu_parts.correctness import inputs_on, prepared
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged
-from manyformer.core import tree_map
-from manyformer.model_summary import is_content_based
 from manyformer.models import Model
-from manyformer.recipes.registry import task_of
+from manyformer.nn.core import tree_map
+from manyformer.recipes.parts.model_summary import is_content_based
+from manyformer.recipes.parts.registry import task_of
 
 SECOND_SHAPE_GRAPHS = 1
 """Graphs that a second length may add: torch then compiles one for all lengths."""

@@ -11,11 +11,11 @@ from torch import Tensor
 
 import manyformer as mf
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged, relative_error
-from manyformer.check.tiny_models import build_tiny
-from manyformer.core import tree_map
+from manyformer.analysis.contracts.tiny_models import build_tiny
 from manyformer.models import Model
+from manyformer.nn.core import tree_map
 from manyformer.recipes import get_recipe
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.parts.registry import task_of
 
 LENGTH, ROWS = 48, 2
 OUTPUT_TOLERANCE, GRADIENT_TOLERANCE, HALF_TOLERANCE = 1e-4, 1e-3, 0.1

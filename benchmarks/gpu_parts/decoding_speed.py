@@ -10,10 +10,10 @@ from peers import MODELS, Size, writer_of
 
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
-from manyformer.bench import paired_ratio, take_turns
-from manyformer.check.tiny_models import build_tiny
-from manyformer.decoding_options import StepPath
-from manyformer.generate.result import GenerationResult
+from manyformer.analysis.benchmarks import paired_ratio, take_turns
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.inference.decoding_options import StepPath
+from manyformer.inference.generate.result import GenerationResult
 from manyformer.models import Model
 
 ROUNDS = 3

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from gpu_parts.outcome import Item, Outcome, Setting, judged
-from manyformer.planning.rehearsed_step import StepRehearsal, step_cost
+from manyformer.analysis.planning.rehearsed_step import StepRehearsal, step_cost
 from manyformer.recipes import build
 
 RECIPES = ("transformer-lm", "longformer-lm", "linear-transformer", "bert", "transformer", "gated-deltanet")

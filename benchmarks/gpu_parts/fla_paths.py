@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gpu_parts.outcome import Item, Outcome, Setting, judged, relative_error
-from manyformer.bench import paired_ratio, take_turns
-from manyformer.ops import fla_recurrence, matrix_recurrence
+from manyformer.analysis.benchmarks import paired_ratio, take_turns
+from manyformer.nn.linear import fla_recurrence, matrix_recurrence
 
 ROUNDS = 3
 TOLERANCE = 2e-2

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from gpu_parts.outcome import Item, Outcome, Setting, judged, relative_error
-from manyformer import masks as m
-from manyformer.core import ContiguousLayout, TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel
 from manyformer.models.embedding import positions_of
-from manyformer.position import AlibiPosition, NoPosition, Position, T5BiasPosition
+from manyformer.nn import KernelCall, SoftmaxKernel
+from manyformer.nn import masks as m
+from manyformer.nn.core import ContiguousLayout, TokenPositions
+from manyformer.nn.positions import AlibiPosition, NoPosition, Position, T5BiasPosition
 
 HEADS, WIDTH = 4, 64
 TOLERANCES = {torch.float32: 1e-3, torch.bfloat16: 3e-2}

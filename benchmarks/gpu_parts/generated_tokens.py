@@ -10,14 +10,14 @@ import manyformer as mf
 from gpu_parts.correctness import without_tf32
 from gpu_parts.decoding_speed import equal_share
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged
-from manyformer.check.tiny_models import build_tiny
-from manyformer.decoding_options import StepPath
-from manyformer.generate import SourceBatch, answer_sources, decoding_from_options
-from manyformer.generate.protocol import ContinuesText, TranslatesText
-from manyformer.generate.result import GenerationResult
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.inference.decoding_options import StepPath
+from manyformer.inference.generate import SourceBatch, answer_sources, decoding_from_options
+from manyformer.inference.generate.protocol import ContinuesText, TranslatesText
+from manyformer.inference.generate.result import GenerationResult
 from manyformer.models import Model
 from manyformer.recipes import get_recipe
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.parts.registry import task_of
 
 NEW_TOKENS = 12
 LENGTHS = (9, 5, 12)

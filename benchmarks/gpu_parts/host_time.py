@@ -12,9 +12,9 @@ import manyformer as mf
 from gpu_parts.decoding_speed import decoder_of
 from gpu_parts.flex_paths import row_positions
 from gpu_parts.outcome import Item, Outcome, Setting, judged
-from manyformer import masks as m
-from manyformer.kernels import KernelCall, SoftmaxKernel
-from manyformer.position import NoPosition
+from manyformer.nn import KernelCall, SoftmaxKernel
+from manyformer.nn import masks as m
+from manyformer.nn.positions import NoPosition
 
 
 def items(setting: Setting) -> dict[str, Item]:
@@ -67,7 +67,7 @@ def launches(setting: Setting) -> Outcome:
 
 def packed_rows(setting: Setting) -> Outcome:
     """A step of packed rows against one of whole rows of as many tokens."""
-    from manyformer.batches import CausalLMBatch
+    from manyformer.nn.batches import CausalLMBatch
 
     numbers = {}
     size = {"dim": 32, "depth": 2, "vocab": 64} if setting.tiny else {"dim": 768, "depth": 12, "vocab": 32000}

@@ -8,7 +8,7 @@ from frame import log_slope
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
 from gpu_parts.step_speed import step_of
-from manyformer.bench import extra_memory
+from manyformer.analysis.benchmarks import extra_memory
 
 RECIPES = ("transformer-lm", "alibi", "longformer-lm", "linear-transformer")
 MAX_SLOPE = 1.1

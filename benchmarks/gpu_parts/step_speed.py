@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
-from manyformer.bench import paired_ratio, take_turns
-from manyformer.model_summary import count_parameters
-from manyformer.planning.hardware import find_accelerator
+from manyformer.analysis.benchmarks import paired_ratio, take_turns
+from manyformer.analysis.planning.hardware import find_accelerator
+from manyformer.recipes.parts.model_summary import count_parameters
 
 ROUNDS = 5
 STEPS_IN_A_ROW = 8

@@ -11,8 +11,8 @@ import torch
 import manyformer as mf
 from gpu_parts.correctness import inputs_on, prepared
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged
-from manyformer.batches import to_device
-from manyformer.recipes.registry import task_of
+from manyformer.nn.batches import to_device
+from manyformer.recipes.parts.registry import task_of
 
 MOST_PLACES = 6
 

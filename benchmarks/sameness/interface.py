@@ -13,7 +13,7 @@ import manyformer as mf
 from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import DATA_SECTIONS, describe_settings, json_schema, shipped_comparisons, shipped_runs
-from manyformer.tasks import TASKS
+from manyformer.models.tasks import TASKS
 from sameness.commands import run_command
 
 ROOT = Path(__file__).parents[2]

@@ -251,9 +251,9 @@ def job_of(job: str) -> tuple[Callable[[], object], Mapping[str, Any]]:
     import manyformer as mf
     from manyformer.config import AdamWConfig
     from manyformer.recipes import get_recipe
-    from manyformer.recipes.registry import task_of
-    from manyformer.train.engine import TrainingEngine
-    from manyformer.train.process_group import DDPStrategy
+    from manyformer.recipes.parts.registry import task_of
+    from manyformer.training.engine import TrainingEngine
+    from manyformer.training.process_group import DDPStrategy
 
     kind, _, name = job.partition(" of ")
     recipe, own = RECIPES[name]

@@ -15,17 +15,17 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import Batch
-from manyformer.check.tiny_models import build_tiny
+from manyformer.analysis.contracts.tiny_models import build_tiny
 from manyformer.config import AdamWConfig
-from manyformer.core import PADDING_SEGMENT
-from manyformer.generate import SourceBatch, answer_sources, decoding_from_options
+from manyformer.inference.generate import SourceBatch, answer_sources, decoding_from_options
 from manyformer.models import GenerativeModel, Model, PolicyModel
+from manyformer.models.tasks import Inputs, Task
+from manyformer.nn.batches import Batch
+from manyformer.nn.core import PADDING_SEGMENT
 from manyformer.recipes import get_recipe
-from manyformer.recipes.registry import task_of
-from manyformer.tasks import Inputs, Task
-from manyformer.train.engine import TrainingEngine
-from manyformer.train.process_group import DDPStrategy
+from manyformer.recipes.parts.registry import task_of
+from manyformer.training.engine import TrainingEngine
+from manyformer.training.process_group import DDPStrategy
 from sameness.fingerprints import fingerprint
 
 ROWS = 2

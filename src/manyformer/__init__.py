@@ -11,42 +11,42 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from manyformer.earlier_paths import install as _install_earlier_paths
-from manyformer.version import VERSION as __version__
+from manyformer.base.earlier_paths import install as _install_earlier_paths
+from manyformer.base.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from manyformer.api import build, explain, load, recipes
-    from manyformer.check import check
+    from manyformer.analysis.contracts import check
+    from manyformer.analysis.figures import draw
+    from manyformer.analysis.pruning import prune_heads
+    from manyformer.analysis.viewer import view
     from manyformer.config import TransferConfig
-    from manyformer.datastore import Datastore, knn_lm
-    from manyformer.generate import generate
+    from manyformer.conversion.loading import build, explain, load, recipes
+    from manyformer.conversion.surgery import convert
+    from manyformer.conversion.surgery.head_sharing import collaborate
+    from manyformer.conversion.surgery.recipe_conversions import memorize
+    from manyformer.inference.datastore import Datastore, knn_lm
+    from manyformer.inference.generate import generate
     from manyformer.models.with_early_exit import early_exit
-    from manyformer.pruning import prune_heads
-    from manyformer.surgery import convert
-    from manyformer.surgery.head_sharing import collaborate
-    from manyformer.surgery.recipe_conversions import memorize
-    from manyformer.train import train
-    from manyformer.view import draw
-    from manyformer.viewer import view
+    from manyformer.training import train
 
 _MODULES = {
-    "Datastore": "manyformer.datastore",
+    "Datastore": "manyformer.inference.datastore",
     "TransferConfig": "manyformer.config",
-    "build": "manyformer.api",
-    "check": "manyformer.check",
-    "collaborate": "manyformer.surgery.head_sharing",
-    "convert": "manyformer.surgery",
-    "draw": "manyformer.view",
+    "build": "manyformer.conversion.loading",
+    "check": "manyformer.analysis.contracts",
+    "collaborate": "manyformer.conversion.surgery.head_sharing",
+    "convert": "manyformer.conversion.surgery",
+    "draw": "manyformer.analysis.figures",
     "early_exit": "manyformer.models.with_early_exit",
-    "explain": "manyformer.api",
-    "generate": "manyformer.generate",
-    "knn_lm": "manyformer.datastore",
-    "load": "manyformer.api",
-    "memorize": "manyformer.surgery.recipe_conversions",
-    "prune_heads": "manyformer.pruning",
-    "recipes": "manyformer.api",
-    "train": "manyformer.train",
-    "view": "manyformer.viewer",
+    "explain": "manyformer.conversion.loading",
+    "generate": "manyformer.inference.generate",
+    "knn_lm": "manyformer.inference.datastore",
+    "load": "manyformer.conversion.loading",
+    "memorize": "manyformer.conversion.surgery.recipe_conversions",
+    "prune_heads": "manyformer.analysis.pruning",
+    "recipes": "manyformer.conversion.loading",
+    "train": "manyformer.training",
+    "view": "manyformer.analysis.viewer",
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ from commands import TINY, Cli, train
 from PIL import Image
 
 import manyformer as mf
-from manyformer.generate import SourceBatch, answer_sources, decoding_from_options
+from manyformer.inference.generate import SourceBatch, answer_sources, decoding_from_options
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ import torch
 from commands import Cli
 
 import manyformer as mf
-from manyformer.data.saved_tokenizers import TokenizerPair, train_tokenizer
-from manyformer.interop import export_model
+from manyformer.conversion.hugging_face import export_model
+from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair, train_tokenizer
 from manyformer.models.model_files import replacement_folder
 
 

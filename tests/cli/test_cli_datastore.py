@@ -11,7 +11,7 @@ from commands import TEXT, Cli
 @pytest.fixture(scope="module")
 def store(text_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datastore of the words of the run's text in pieces of five, so that no passage of the text is in it."""
-    from manyformer.datastore import build, datastore_job
+    from manyformer.inference.datastore import build, datastore_job
 
     folder, words = tmp_path_factory.mktemp("stores"), TEXT.split()
     starts = random.Random(0).choices(range(20), k=60)

@@ -7,8 +7,8 @@ import pytest
 from commands import Cli, lines, sentences
 
 import manyformer as mf
-from manyformer.errors import UserError
-from manyformer.heads import read_head_labels
+from manyformer.analysis.heads import read_head_labels
+from manyformer.base.errors import UserError
 
 PARTS = ["encoder.0.attention", "decoder.0.attention", "decoder.0.cross"]
 

@@ -10,7 +10,7 @@ import pytest
 from commands import Cli
 
 from full_disk import no_file_longer_than
-from manyformer.files.verified_folder import MARK
+from manyformer.base.files.verified_folder import MARK
 
 Command = Callable[[Path, Path], tuple[str, ...]]
 """The words of a command for a run and the folder or file that it writes."""
@@ -100,7 +100,7 @@ def test_the_same_command_finishes_what_a_kill_left_at_any_write(
             sync(handle)
 
         with monkeypatch.context() as patch:
-            patch.setattr("manyformer.files.atomic_files.os.fsync", end_at)
+            patch.setattr("manyformer.base.files.atomic_files.os.fsync", end_at)
             first = cli(*words)
         if synced < number:
             break

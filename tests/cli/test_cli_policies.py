@@ -7,8 +7,8 @@ import pytest
 from commands import Cli
 from PIL import Image
 
-from manyformer.data.episode_archives import read_archive, read_minari
-from manyformer.train import silent, train
+from manyformer.data.trajectories.episode_archives import read_archive, read_minari
+from manyformer.training import silent, train
 
 SETTINGS = [
     *("model.dim=8", "model.depth=1", "model.heads=2", "model.memory_length=6", "data.options={length: 4}"),

@@ -15,12 +15,12 @@ from commands import Cli
 from PIL import Image
 
 import manyformer as mf
-from manyformer.batches import ImageClassificationBatch
-from manyformer.errors import UserError
-from manyformer.evaluate import predict
+from manyformer.base.errors import UserError
+from manyformer.inference.evaluate import predict
 from manyformer.models import ImageClassifier
-from manyformer.tasks.text_labels import ROWS_PER_BATCH
-from manyformer.train import silent, train
+from manyformer.models.tasks.text_labels import ROWS_PER_BATCH
+from manyformer.nn.batches import ImageClassificationBatch
+from manyformer.training import silent, train
 
 TEXTS = ["red tan sun", "box", "oak oak oak"]
 

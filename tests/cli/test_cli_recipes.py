@@ -11,10 +11,10 @@ from commands import Cli
 from torch import nn
 
 import manyformer as mf
-from manyformer.check.tiny_models import tiny_keywords
+from manyformer.analysis.contracts.tiny_models import tiny_keywords
 from manyformer.config import shipped_runs
-from manyformer.model_summary import count_parameters, forward_cost, module_rows
-from manyformer.recipes.registry import build_on_meta
+from manyformer.recipes.parts.model_summary import count_parameters, forward_cost, module_rows
+from manyformer.recipes.parts.registry import build_on_meta
 
 
 def test_list_shows_every_recipe_within_the_width_of_a_page(cli: Cli) -> None:
@@ -140,7 +140,7 @@ def test_a_broken_promise_is_exit_code_1(cli: Cli, monkeypatch: pytest.MonkeyPat
     def leaking(*args: torch.Tensor, is_causal: bool = False, **settings: object) -> torch.Tensor:
         return forward(*args)
 
-    monkeypatch.setattr("manyformer.ops.softmax_attention.F.scaled_dot_product_attention", leaking)
+    monkeypatch.setattr("manyformer.nn.ops.softmax_attention.F.scaled_dot_product_attention", leaking)
     ended = cli("check", "transformer-lm", "--only", "causal", "--length", "16")
     assert ended.code == 1
     assert "failed" in ended.out

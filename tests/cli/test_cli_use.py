@@ -16,9 +16,9 @@ from commands import Cli, sentences
 import manyformer as mf
 from manyformer.cli import import_commands
 from manyformer.cli.app import app
-from manyformer.decoding_options import DecodingOptions
-from manyformer.evaluate import EvaluationSettings, evaluate
-from manyformer.scores import bleu
+from manyformer.inference.decoding_options import DecodingOptions
+from manyformer.inference.evaluate import EvaluationSettings, evaluate
+from manyformer.models.scores import bleu
 
 
 class Piped:
@@ -175,7 +175,7 @@ def test_translate_a_text_a_file_and_a_pipe(
 
 
 def _translated(model: object, texts: list[str]) -> list[object]:
-    from manyformer.generate import Translator, decoding_from_options
+    from manyformer.inference.generate import Translator, decoding_from_options
 
     decoding = decoding_from_options(beam=4, length_penalty=0.6)
     return [answers[0] for answers in Translator(model, tokenizer=model.tokenizer, decoding=decoding)(texts)]

@@ -1,18 +1,13 @@
 """`manyformer doctor` on the device at hand: what it has, and which recipes need what it lacks."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "system"))
-from pretended_mps import pretended_mps
 
 from manyformer.cli import doctor
 from manyformer.cli.doctor import DoctorFinding, _device, try_recipe, try_recipes
 from manyformer.models import Model
-from manyformer.system.devices import MissingOperator, describe_missing, report_missing_operator
+from manyformer.nn.runtime.devices import MissingOperator, describe_missing, report_missing_operator
+from pretended_mps import pretended_mps
 
 MISSING = (
     "The operator 'aten::_linalg_eigh' is not currently implemented for the MPS device. If you want this op to be "

@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from annotated_types import Ge
 
+from manyformer.base.errors import UserError, UserErrors, suggest_names
 from manyformer.config import RecipeLookup, RunConfig, load_run
-from manyformer.errors import UserError, UserErrors, suggest_names
 
 
 class StandInTask(NamedTuple):

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from stand_in_recipes import load, refused, signature_of
 
+from manyformer.base.errors import UserErrors
 from manyformer.config import RecipeLookup, load_run
-from manyformer.errors import UserErrors
 
 
 @pytest.fixture(autouse=True)

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from manyformer.config import RunConfig, dump_run, load_run, shipped_runs
-from manyformer.keyword_checks import check_value
+from manyformer.config.keyword_checks import check_value
 from manyformer.recipes import RECIPES, get_recipe
-from manyformer.train.run_folder import recipe_lookup
+from manyformer.training.run_folder import recipe_lookup
 
 
 def load(target: str | Path, *overrides: str) -> RunConfig:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from stand_in_recipes import load, refused
 
+from manyformer.base.errors import UserErrors
 from manyformer.config import RecipeLookup, TextData, load_run, run_description, shipped_runs
 from manyformer.config.run_file import resolve_scalar
-from manyformer.errors import UserErrors
 
 
 @pytest.fixture(autouse=True)
@@ -243,7 +243,7 @@ def test_extends_that_leads_nowhere() -> None:
 
 def test_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyformer.config.shipped.FOLDER", tmp_path / "experiments")
-    write("# Bytes of the\n# standard library.\nrecipe: lm\nseed: 5\n", "experiments/lm/stdlib.yaml")
+    write("# Bytes of the\n# standard library.\nrecipe: lm\nseed: 5\n", "config/experiments/lm/stdlib.yaml")
     write("extends: lm/stdlib\n", "mine.yaml")
     write("recipe: lm\nseed: 6\nout: elsewhere\n", "runs/x/run.yaml")
     assert list(shipped_runs()) == ["lm/stdlib"]

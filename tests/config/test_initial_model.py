@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from stand_in_recipes import FUNCTIONS, TASKS, signature_of
 
+from manyformer.base.errors import UserErrors
 from manyformer.config import InitialModel, RecipeLookup, RunConfig, dump_run, load_run
-from manyformer.errors import UserErrors
 
 KEYWORDS = {"vocab": 99, "dim": 32, "depth": 2, "dropout": 0.1, "norm_order": "post", "max_length": 512}
 

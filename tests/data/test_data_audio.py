@@ -9,22 +9,22 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 
-from manyformer.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
+from manyformer.base.errors import UserError
+from manyformer.base.files.json_records import DamagedFile
 from manyformer.config import AudioData
 from manyformer.data import OpenedData, load_tokenizers, open_data, open_file, open_held_out
-from manyformer.data.audio_reading import (
+from manyformer.data.audio.audio_reading import (
     Recording,
     RecordingConverter,
     counted_changes,
     decode_mu_law,
     read_audio_file,
 )
-from manyformer.data.cache_folder import LOCK_FILE
-from manyformer.data.kind import OpenRequest, kind_of
-from manyformer.data.log_mel import FrameSettings, LogMelFrontEnd, log_mel, mel_filters
-from manyformer.data.utterances import SpecAugment
-from manyformer.errors import UserError
-from manyformer.files.json_records import DamagedFile
+from manyformer.data.audio.log_mel import FrameSettings, LogMelFrontEnd, log_mel, mel_filters
+from manyformer.data.audio.utterances import SpecAugment
+from manyformer.data.pipeline.kind import OpenRequest, kind_of
+from manyformer.data.storage.cache_folder import LOCK_FILE
+from manyformer.nn.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
 
 RATE = 8000
 Samples = NDArray[np.float32]
@@ -181,7 +181,7 @@ def test_a_recording_is_read_for_the_split_of_its_group_alone(tmp_path: Path, mo
         read.append(path)
         return read_audio_file(path)
 
-    monkeypatch.setattr("manyformer.data.audio_files.read_audio_file", read_and_note)
+    monkeypatch.setattr("manyformer.data.audio.audio_files.read_audio_file", read_and_note)
     settings: dict[str, Any] = {"valid_groups": ["speaker1"], "test_groups": ["speaker2", "speaker3"], "batch": 20}
     opened(tmp_path / "recordings", tmp_path / "cache", group="folder", **settings)
     assert sorted(read) == sorted(files)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from manyformer.base.errors import UserError
 from manyformer.config import PairsData, TextData
-from manyformer.data import normalization, open_data, pair_tables, text_sources
-from manyformer.data.normalization import (
+from manyformer.data import open_data
+from manyformer.data.generated import normalization
+from manyformer.data.generated.normalization import (
     LANGUAGES,
     FormattedValue,
     LocaleConventions,
@@ -19,7 +21,7 @@ from manyformer.data.normalization import (
     number_values,
     spell_number,
 )
-from manyformer.errors import UserError
+from manyformer.data.text import pair_tables, text_sources
 
 
 @pytest.fixture(scope="module")

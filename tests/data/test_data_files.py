@@ -12,16 +12,18 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from manyformer.base.errors import UserError
 from manyformer.config import TextData
-from manyformer.data import data_paths, open_data, text_files
-from manyformer.data.audio_files import audio_files
-from manyformer.data.image_files import folder_image_files, open_image_files
-from manyformer.data.pair_tables import open_table
-from manyformer.data.table_files import read_parallel, read_rows
-from manyformer.data.text_files import decode_text, folder_files
-from manyformer.data.text_sources import text_sources
-from manyformer.data.treebank import open_treebank
-from manyformer.errors import UserError
+from manyformer.data import open_data
+from manyformer.data.audio.audio_files import audio_files
+from manyformer.data.images.image_files import folder_image_files, open_image_files
+from manyformer.data.pipeline import data_paths
+from manyformer.data.text import text_files
+from manyformer.data.text.pair_tables import open_table
+from manyformer.data.text.table_files import read_parallel, read_rows
+from manyformer.data.text.text_files import decode_text, folder_files
+from manyformer.data.text.text_sources import text_sources
+from manyformer.data.text.treebank import open_treebank
 
 
 def written(folder: Path, name: str, content: str | bytes) -> Path:

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.batches import IGNORE_INDEX, GraphBatch
+from manyformer.base.errors import UserError
 from manyformer.config import GraphsData
 from manyformer.data import OpenedData, open_data
-from manyformer.data.graph_archive import graphs_of_networkx
-from manyformer.errors import UserError
+from manyformer.data.graphs.graph_archive import graphs_of_networkx
+from manyformer.nn.batches import IGNORE_INDEX, GraphBatch
 from real_data import shared_data
 
 # a triangle, a pair, and a single node

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from manyformer.base.errors import UserError
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import open_data
-from manyformer.data.pair_tables import HubDataset
-from manyformer.errors import UserError
+from manyformer.data.text.pair_tables import HubDataset
 
 datasets = pytest.importorskip("datasets", reason="the data extra is not installed")
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")

@@ -13,13 +13,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from manyformer.batches import CausalLMBatch, ImageClassificationBatch
+from manyformer.base.errors import UserError
 from manyformer.config import ImagesData
 from manyformer.data import OpenedData, load_tokenizers, open_data
-from manyformer.data.image_files import open_image_files
-from manyformer.data.image_reading import sort_labels
-from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
-from manyformer.errors import UserError
+from manyformer.data.images.image_files import open_image_files
+from manyformer.data.images.image_reading import sort_labels
+from manyformer.data.tokenizers.pixel_tokenizer import ImageShape, PixelTokenizer
+from manyformer.nn.batches import CausalLMBatch, ImageClassificationBatch
 from real_data import shared_data
 
 Images = NDArray[np.uint8]
@@ -129,7 +129,7 @@ def test_modes_of_image_files(tmp_path: Path) -> None:
         "clear": (Image.fromarray(np.dstack([grey] * 4)), np.dstack([grey] * 3)),
         "palette": (Image.fromarray(np.dstack([grey // 64 * 64] * 3)).convert("P"), None),
     }
-    from manyformer.data.image_files import open_image_files
+    from manyformer.data.images.image_files import open_image_files
 
     for name, (image, expected) in files.items():
         (tmp_path / name).mkdir()

@@ -6,15 +6,15 @@ from typing import Any, Literal
 
 import pytest
 
+from manyformer.base.errors import UserError
 from manyformer.config import DATA_SECTIONS, DataSection, RunConfig, TextData, json_schema
 from manyformer.config.data_sections import MarkovData
 from manyformer.config.setting_layers import SettingLayer
 from manyformer.config.validation_errors import validate
 from manyformer.data import open_data, open_file, open_held_out
-from manyformer.data.kind import DataKind, OpenRequest, data_kinds, kind_of, register
-from manyformer.data.opened import EvaluationData, EvaluationPath, OpenedData
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.errors import UserError
+from manyformer.data.pipeline.kind import DataKind, OpenRequest, data_kinds, kind_of, register
+from manyformer.data.pipeline.opened import EvaluationData, EvaluationPath, OpenedData
+from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair
 
 
 class NumbersData(DataSection):

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from test_data_rows import documents, pairs_of, shard_of
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX
 from manyformer.config import TextData
 from manyformer.config.data_sections import MarkedData, PeriodicData
 from manyformer.data import open_data
-from manyformer.data.epochs import random_generator
-from manyformer.data.row_layouts import LaneLayout, TextRows
-from manyformer.data.text_epochs import NextTokenBatches, TextPlan
+from manyformer.data.batching.epochs import random_generator
+from manyformer.data.batching.row_layouts import LaneLayout, TextRows
+from manyformer.data.batching.text_epochs import NextTokenBatches, TextPlan
+from manyformer.nn.batches import IGNORE_INDEX
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 12), st.integers(1, 5), st.integers(0, 5))

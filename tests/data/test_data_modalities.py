@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.batches import IGNORE_INDEX, ModalitiesBatch, Seq2SeqBatch
+from manyformer.base.errors import UserError
 from manyformer.config import ModalitiesData
 from manyformer.data import open_data, open_file, open_held_out
-from manyformer.data.kind import OpenRequest, kind_of
-from manyformer.data.log_mel import LogMelFrontEnd
-from manyformer.data.opened import EvaluationData, OpenedData
-from manyformer.errors import UserError
+from manyformer.data.audio.log_mel import LogMelFrontEnd
+from manyformer.data.pipeline.kind import OpenRequest, kind_of
+from manyformer.data.pipeline.opened import EvaluationData, OpenedData
+from manyformer.nn.batches import IGNORE_INDEX, ModalitiesBatch, Seq2SeqBatch
 
 IMAGES = np.arange(6 * 4 * 4, dtype=np.uint8).reshape(6, 4, 4)
 ARRAYS: dict[str, Any] = {

@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 
 from editing import edit_record
-from manyformer.batches import IGNORE_INDEX
+from manyformer.base.errors import UserError
+from manyformer.base.files.verified_folder import write_manifest
 from manyformer.config import DataSection, LabelsData, PairsData, TextData
-from manyformer.data import OpenedData, load_tokenizers, open_data, open_text
-from manyformer.data.cache_folder import load_prepared
-from manyformer.data.native_tokenizers import BPETokenizer
-from manyformer.data.text_preparation import HoldoutSplitter
-from manyformer.data.text_sources import TextPart
-from manyformer.errors import UserError
-from manyformer.files.verified_folder import write_manifest
+from manyformer.data import OpenedData, load_tokenizers, open_data
+from manyformer.data.storage.cache_folder import load_prepared
+from manyformer.data.text import open_text
+from manyformer.data.text.text_preparation import HoldoutSplitter
+from manyformer.data.text.text_sources import TextPart
+from manyformer.data.tokenizers.native_tokenizers import BPETokenizer
+from manyformer.nn.batches import IGNORE_INDEX
 
 TASKS = {"text": "next-token", "pairs": "pairs", "labels": "labelled"}
 

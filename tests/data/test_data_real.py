@@ -6,7 +6,7 @@ import pytest
 
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import open_data
-from manyformer.data.text_files import read_lines
+from manyformer.data.text.text_files import read_lines
 from real_data import shared_data
 
 

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyformer.batches import IGNORE_INDEX
-from manyformer.data.epochs import random_generator
-from manyformer.data.native_tokenizers import CharTokenizer
-from manyformer.data.row_layouts import (
+from manyformer.data.batching.epochs import random_generator
+from manyformer.data.batching.row_layouts import (
     DocumentLayout,
     LaneLayout,
     RandomWindowLayout,
@@ -23,8 +21,10 @@ from manyformer.data.row_layouts import (
     WindowLayout,
     best_fit,
 )
-from manyformer.data.text_epochs import NextTokenBatches, TextPlan, mask_tokens
-from manyformer.data.token_shards import ShardFacts, TokenShard
+from manyformer.data.batching.text_epochs import NextTokenBatches, TextPlan, mask_tokens
+from manyformer.data.storage.token_shards import ShardFacts, TokenShard
+from manyformer.data.tokenizers.native_tokenizers import CharTokenizer
+from manyformer.nn.batches import IGNORE_INDEX
 
 BOS, EOS = 1, 2
 THOUSAND = CharTokenizer(map(chr, range(1000, 1995)))

@@ -13,12 +13,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manyformer.batches import IGNORE_INDEX, Batch, ClassificationBatch, Seq2SeqBatch
-from manyformer.batches.batch import with_layouts
+from manyformer.base.errors import UserError
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, Sampler, open_data
-from manyformer.data.length_buckets import bucket_bounds
-from manyformer.errors import UserError
+from manyformer.data.batching.length_buckets import bucket_bounds
+from manyformer.nn.batches import IGNORE_INDEX, Batch, ClassificationBatch, Seq2SeqBatch
+from manyformer.nn.batches.batch import with_layouts
 
 WORDS = ["a", "dog", "runs", "over", "the", "wide", "green", "field", "quickly", "today"]
 

@@ -9,11 +9,11 @@ import pytest
 import soundfile
 from PIL import Image
 
+from manyformer.base.errors import UserError
 from manyformer.config import AudioData, GraphsData, ImagesData, ModalitiesData, PairsData, TrajectoriesData
 from manyformer.config.data_sections.data_section import DataSection
 from manyformer.data import OpenedData, open_data
-from manyformer.data.summary import DataSummary, LengthSummary
-from manyformer.errors import UserError
+from manyformer.data.pipeline.summary import DataSummary, LengthSummary
 
 RATE = 8000
 
@@ -36,8 +36,8 @@ def summary_of(data: OpenedData) -> DataSummary:
 
 def without_summary(cache: Path) -> None:
     """Make the prepared files those of a version that wrote no summary."""
-    from manyformer.data.cache_folder import PreparedRecord
-    from manyformer.files.verified_folder import write_manifest
+    from manyformer.base.files.verified_folder import write_manifest
+    from manyformer.data.storage.cache_folder import PreparedRecord
 
     record = PreparedRecord.read(cache / "prepared.json")
     record.model_copy(update={"summary": None}).write(cache / "prepared.json")

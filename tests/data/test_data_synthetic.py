@@ -9,20 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.batches import IGNORE_INDEX
+from manyformer.base.errors import UserError
 from manyformer.config import RunConfig, SyntheticData
-from manyformer.config.data_sections import (
-    AdditionData,
-    DuplicateData,
-    HopsData,
-    MarkovData,
-)
+from manyformer.config.data_sections import AdditionData, DuplicateData, HopsData, MarkovData
 from manyformer.config.setting_layers import SettingLayer, overlay
 from manyformer.config.validation_errors import validate
 from manyformer.data import OpenedData, open_data
-from manyformer.data.synthetic import make_rule
-from manyformer.data.synthetic.sequence_rules import MarkovRule
-from manyformer.errors import UserError
+from manyformer.data.generated.synthetic import make_rule
+from manyformer.data.generated.synthetic.sequence_rules import MarkovRule
+from manyformer.nn.batches import IGNORE_INDEX
 
 
 def opened(tmp_path: Path, *, batch: int = 640, seed: int = 0, **settings: Any) -> OpenedData:
@@ -103,8 +98,8 @@ def test_a_batch_holds_a_row_at_least(tmp_path: Path) -> None:
 
 
 def test_one_command_trains_and_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyformer.evaluate import evaluate
-    from manyformer.train import silent, train
+    from manyformer.inference.evaluate import evaluate
+    from manyformer.training import silent, train
 
     monkeypatch.chdir(tmp_path)
     words = ["data.kind=synthetic", "dim=32", "depth=1", "heads=2", "limits.steps=3", "batch.tokens=512"]
@@ -236,8 +231,8 @@ def test_inputs_are_predicted_in_pretraining() -> None:
 
 
 def test_a_row_matches_where_none_of_its_answers_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyformer.evaluate import evaluate
-    from manyformer.train import silent, train
+    from manyformer.inference.evaluate import evaluate
+    from manyformer.training import silent, train
 
     monkeypatch.chdir(tmp_path)
     words = ["data.kind=synthetic", "data.rule=copy", "data.symbols=2", "data.length=5", "data.valid=500"]

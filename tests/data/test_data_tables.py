@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from manyformer.base.errors import UserError
 from manyformer.config import LabelsData, PairsData, TextData
 from manyformer.data import OpenedData, open_data, survey_data
-from manyformer.data import table_files as csv_records
-from manyformer.data.kind import OpenRequest, kind_of
-from manyformer.data.pair_tables import RowTable, open_table
-from manyformer.data.summary import TableFindings
-from manyformer.data.table_files import read_rows
-from manyformer.errors import UserError
+from manyformer.data.pipeline.kind import OpenRequest, kind_of
+from manyformer.data.pipeline.summary import TableFindings
+from manyformer.data.text import table_files as csv_records
+from manyformer.data.text.pair_tables import RowTable, open_table
+from manyformer.data.text.table_files import read_rows
 
 WORDS = ("red cat", "blue dog", "old red fox", "the quick brown dog")
 TEXTS = [f"{WORDS[number % 4]} {number}" for number in range(40)]

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manyformer.base.errors import UserError
+from manyformer.base.files.verified_folder import write_manifest
 from manyformer.data import Tokenizer, TokenizerPair, load_tokenizers
-from manyformer.data.saved_tokenizers import load_tokenizer, train_tokenizer
-from manyformer.data.tokenizer import NoTokenizer
-from manyformer.errors import UserError
-from manyformer.files.verified_folder import write_manifest
+from manyformer.data.tokenizers.saved_tokenizers import load_tokenizer, train_tokenizer
+from manyformer.data.tokenizers.tokenizer import NoTokenizer
 
 TEXTS = ["zwei junge weiße männer sind im freien .", "two young , white males are outside .", "日本語 <eos> é\n"] * 20
 ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.batches import IGNORE_INDEX
-from manyformer.batches.episode_batches import TrajectoryBatch
+from manyformer.base.environments import Trajectories, write_trajectories
+from manyformer.base.errors import UserError
+from manyformer.base.spaces import BoxActions, DiscreteActions
 from manyformer.config import TrajectoriesData
 from manyformer.data import open_data
-from manyformer.data.episode_archives import RecordedEpisodes, read_archive, read_minari
-from manyformer.data.open_trajectories import (
+from manyformer.data.pipeline.opened import OpenedData
+from manyformer.data.trajectories.episode_archives import RecordedEpisodes, read_archive, read_minari
+from manyformer.data.trajectories.open_trajectories import (
     TrajectoryWindows,
     best_episodes,
     delayed_rewards,
     returns_to_go,
     split_episodes,
 )
-from manyformer.data.opened import OpenedData
-from manyformer.environments import Trajectories, write_trajectories
-from manyformer.errors import UserError
-from manyformer.spaces import BoxActions, DiscreteActions
+from manyformer.nn.batches import IGNORE_INDEX
+from manyformer.nn.batches.episode_batches import TrajectoryBatch
 
 LENGTHS = np.array([3, 2, 5, 1])
 REWARDS = np.array([1.0, 2.0, 3.0, -1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0, 9.0], dtype=np.float32)

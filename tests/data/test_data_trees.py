@@ -7,12 +7,12 @@ from typing import Any
 import networkx as nx
 import pytest
 
-from manyformer.batches import IGNORE_INDEX, TaggingBatch
+from manyformer.base.errors import UserError
 from manyformer.config import TreesData
 from manyformer.data import OpenedData, load_tokenizers, open_data
-from manyformer.data.kind import OpenRequest, kind_of
-from manyformer.data.treebank import TreebankSentence, open_treebank
-from manyformer.errors import UserError
+from manyformer.data.pipeline.kind import OpenRequest, kind_of
+from manyformer.data.text.treebank import TreebankSentence, open_treebank
+from manyformer.nn.batches import IGNORE_INDEX, TaggingBatch
 from real_data import shared_data
 
 BOOKS = """# sent_id = s-1

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch, MaskedLMBatch
+from manyformer.base.errors import UserError
 from manyformer.config import QuestionsData, SentencePairsData, TextData
 from manyformer.data import OpenedData, open_data
-from manyformer.errors import UserError
-from manyformer.evaluate import evaluate, predict
+from manyformer.inference.evaluate import evaluate, predict
+from manyformer.nn.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch, MaskedLMBatch
 
 SIZES = [
     *("dim=8", "depth=1", "heads=2", "batch.tokens=128", "limits.steps=2", "schedule.warmup=0"),

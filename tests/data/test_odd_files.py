@@ -11,12 +11,12 @@ from pathlib import Path
 import conllu
 import pytest
 
-from manyformer.data.summary import TableFindings
-from manyformer.data.table_files import read_rows
-from manyformer.data.text_files import read_lines, split_lines
-from manyformer.data.text_sources import text_sources
-from manyformer.data.treebank import TreebankSentence, open_treebank
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
+from manyformer.data.pipeline.summary import TableFindings
+from manyformer.data.text.table_files import read_rows
+from manyformer.data.text.text_files import read_lines, split_lines
+from manyformer.data.text.text_sources import text_sources
+from manyformer.data.text.treebank import TreebankSentence, open_treebank
 
 SEEDS = range(40)
 PIECES = [

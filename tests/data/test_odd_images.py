@@ -12,10 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from manyformer.base.errors import UserError
 from manyformer.config import ImagesData
 from manyformer.data import open_data
-from manyformer.data.image_reading import CHANGES, decode_image
-from manyformer.errors import UserError
+from manyformer.data.images.image_reading import CHANGES, decode_image
 
 ORIENTATION = 0x0112
 Drawer = np.random.Generator

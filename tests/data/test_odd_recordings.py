@@ -11,8 +11,8 @@ import pytest
 import soundfile
 from numpy.typing import NDArray
 
-from manyformer.data.audio_reading import Recording, RecordingConverter, decode_mu_law, read_audio_file
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
+from manyformer.data.audio.audio_reading import Recording, RecordingConverter, decode_mu_law, read_audio_file
 
 Drawer = np.random.Generator
 RATE = 16_000

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from manyformer.base.errors import UserError
 from manyformer.config import DataSection, GraphsData, ModalitiesData, TrajectoriesData
 from manyformer.data import OpenedData, open_data, open_file, open_held_out
-from manyformer.data.kind import OpenRequest
-from manyformer.data.opened import EvaluationData
-from manyformer.errors import UserError
+from manyformer.data.pipeline.kind import OpenRequest
+from manyformer.data.pipeline.opened import EvaluationData
 
 BATCH_TOKENS = 64
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.batches.episode_batches import RolloutBatch
+from manyformer.base.errors import UserError
+from manyformer.base.files.json_records import DamagedFile
+from manyformer.base.files.verified_folder import VerifiedFolder, write_manifest
 from manyformer.config import EnvironmentData
-from manyformer.core import tree_map
-from manyformer.data.kind import OpenRequest
-from manyformer.data.open_environment import open_environment
-from manyformer.data.opened import OpenedData
-from manyformer.errors import UserError
-from manyformer.files.json_records import DamagedFile
-from manyformer.files.verified_folder import VerifiedFolder, write_manifest
+from manyformer.data.pipeline.kind import OpenRequest
+from manyformer.data.pipeline.opened import OpenedData
+from manyformer.data.rollouts.rollout_collector import flatten_state
+from manyformer.data.trajectories.open_environment import open_environment
+from manyformer.nn.batches.episode_batches import RolloutBatch
+from manyformer.nn.core import tree_map
 from manyformer.recipes import build
-from manyformer.rollouts.rollout_collector import flatten_state
 
 DATA: dict[str, Any] = {"options": {"length": 4}, "rows": 6, "steps": 7, "passes": 2, "valid": 5}
 

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from manyformer.batches import IGNORE_INDEX
+from manyformer.base.errors import UserError
+from manyformer.base.files.verified_folder import write_manifest
 from manyformer.config import (
     LabelsData,
     ModalitiesData,
@@ -21,18 +22,18 @@ from manyformer.config import (
     TextData,
     TreesData,
 )
-from manyformer.core import PADDING_SEGMENT
-from manyformer.data import open_data, open_modalities, survey_data
-from manyformer.data.epochs import random_generator
-from manyformer.data.foreign_tokenizer import ForeignTokenizer
-from manyformer.data.kind import OpenRequest
-from manyformer.data.row_layouts import TextRows
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.text_epochs import mask_tokens
-from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.utterances import TargetTexts
-from manyformer.errors import UserError
-from manyformer.files.verified_folder import write_manifest
+from manyformer.data import open_data, survey_data
+from manyformer.data.audio.utterances import TargetTexts
+from manyformer.data.batching.epochs import random_generator
+from manyformer.data.batching.row_layouts import TextRows
+from manyformer.data.batching.text_epochs import mask_tokens
+from manyformer.data.modalities import open_modalities
+from manyformer.data.pipeline.kind import OpenRequest
+from manyformer.data.tokenizers.foreign_tokenizer import ForeignTokenizer
+from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair
+from manyformer.data.tokenizers.tokenizer import Tokenizer
+from manyformer.nn.batches import IGNORE_INDEX
+from manyformer.nn.core import PADDING_SEGMENT
 from odd_tokenizers import KINDS, LINES, SPECIAL, byte_level, tokenizer_of_kind, word_pieces
 
 TREE = """1\tThe\t_\tDET\t_\t_\t2\tdet\t_\t_

@@ -15,7 +15,7 @@ from manyformer.config.data_sections import (
     MADNoisyRecallData,
     MADRecallData,
 )
-from manyformer.data.synthetic import make_rule
+from manyformer.data.generated.synthetic import make_rule
 
 
 def rows_of(data: SyntheticData, count: int = 100, seed: int = 1) -> list[tuple[list[int], list[int]]]:

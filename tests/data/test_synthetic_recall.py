@@ -8,7 +8,7 @@ import pytest
 
 from manyformer.config import SyntheticData
 from manyformer.config.data_sections import CopyData, MQARData, NeedleData
-from manyformer.data.synthetic import make_rule
+from manyformer.data.generated.synthetic import make_rule
 
 
 def rows_of(data: SyntheticData, count: int = 200, seed: int = 1) -> list[tuple[list[int], list[int]]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manyformer.config.data_sections import StateTrackingData
-from manyformer.data.synthetic import make_rule
+from manyformer.data.generated.synthetic import make_rule
 
 
 def is_even(permutation: tuple[int, ...]) -> bool:

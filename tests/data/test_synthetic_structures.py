@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from manyformer.base.errors import UserError
 from manyformer.config.data_sections import (
     ListOpsData,
     MQARData,
@@ -14,9 +15,8 @@ from manyformer.config.data_sections import (
     StateTrackingData,
 )
 from manyformer.data import open_data, open_held_out
-from manyformer.data.kind import OpenRequest
-from manyformer.data.synthetic import make_rule
-from manyformer.errors import UserError
+from manyformer.data.generated.synthetic import make_rule
+from manyformer.data.pipeline.kind import OpenRequest
 
 LISTS = ListOpsData(length=60, min_tokens=10, depth=5, max_args=4)
 
@@ -131,7 +131,7 @@ def components(image: np.ndarray) -> list[set[tuple[int, int]]]:
 
 def test_drawn_paths_are_apart_and_disks_are_at_ends() -> None:
     """Two paths without gaps are two areas; both disks touch one of them if the answer is 1, else one each."""
-    from manyformer.data.synthetic import structure_rules
+    from manyformer.data.generated.synthetic import structure_rules
 
     data = PathfinderData(size=48, dashes=8, distractors=0, levels=64)
     gap, structure_rules.GAP = structure_rules.GAP, 0.0

@@ -13,18 +13,18 @@ from hypothesis import strategies as st
 from tokenizers import decoders, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from manyformer.batches import IGNORE_INDEX, TaggingBatch
+from manyformer.base.files.verified_folder import write_manifest
 from manyformer.config import TreesData
 from manyformer.data import open_data
-from manyformer.data.kind import OpenRequest
-from manyformer.data.open_trees import unlabelled_sentences
-from manyformer.data.saved_tokenizers import TokenizerPair
-from manyformer.data.tokenizer import Tokenizer
-from manyformer.data.treebank import NO_WORD, TreebankSentence, WordsInText, open_treebank, tokens_in_text
-from manyformer.files.verified_folder import write_manifest
-from manyformer.scores import answer_exact_match
-from manyformer.tasks.answer_spans import best_answers
-from manyformer.two_texts import DocumentEncoder, frame_question, tokens_of_answer
+from manyformer.data.pipeline.kind import OpenRequest
+from manyformer.data.text.open_trees import unlabelled_sentences
+from manyformer.data.text.treebank import NO_WORD, TreebankSentence, WordsInText, open_treebank, tokens_in_text
+from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair
+from manyformer.data.tokenizers.tokenizer import Tokenizer
+from manyformer.models.scores import answer_exact_match
+from manyformer.models.tasks.answer_spans import best_answers
+from manyformer.nn.batches import IGNORE_INDEX, TaggingBatch
+from manyformer.nn.batches.two_texts import DocumentEncoder, frame_question, tokens_of_answer
 from odd_tokenizers import FOREIGN, KINDS, byte_level, tokenizer_of_kind
 
 TOKENIZERS = {kind: tokenizer_of_kind(kind) for kind in KINDS}

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 from manyformer.config import TextData
-from manyformer.data import open_data, open_text, text_preparation
-from manyformer.data.native_tokenizers import BPETokenizer
-from manyformer.data.text_preparation import UnfinishedShards
-from manyformer.data.token_shards import ShardWriter, shard_paths
-from manyformer.data.tokenizer import Tokenizer
+from manyformer.data import open_data
+from manyformer.data.storage.token_shards import ShardWriter, shard_paths
+from manyformer.data.text import open_text, text_preparation
+from manyformer.data.text.text_preparation import UnfinishedShards
+from manyformer.data.tokenizers.native_tokenizers import BPETokenizer
+from manyformer.data.tokenizers.tokenizer import Tokenizer
 
 BLOCK = 3000
 

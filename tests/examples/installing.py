@@ -29,8 +29,8 @@ SERVER = """
 import json, os, sys, traceback
 import torch
 import pytest
-import manyformer.bench, manyformer.check, manyformer.compare
-import manyformer.evaluate, manyformer.generate, manyformer.train
+import manyformer.analysis.benchmarks, manyformer.analysis.contracts, manyformer.analysis.comparisons
+import manyformer.inference.evaluate, manyformer.inference.generate, manyformer.training
 from manyformer.cli import run
 
 torch.set_num_threads(1)

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import AudioClassificationBatch
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models import AudioClassifier
 from manyformer.models.temporal_res_net import GlobalLayerNorm, TemporalResNet
+from manyformer.nn.batches import AudioClassificationBatch
 
 MELS = 6
 PAPERS_PARAMETERS = 66_000

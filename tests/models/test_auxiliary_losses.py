@@ -8,15 +8,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.attention import Attention
-from manyformer.batches import IGNORE_INDEX, CausalLMBatch
-from manyformer.core import PADDING_SEGMENT, Chain
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
 from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss, targets_two_ahead
-from manyformer.position import LearnedPosition, LearnedQKPosition, PositionLayer
-from manyformer.training_hooks import set_training_progress
+from manyformer.nn import Attention, SoftmaxKernel
+from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.nn.core import PADDING_SEGMENT, Chain
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import LearnedPosition, LearnedQKPosition, PositionLayer
+from manyformer.nn.runtime.training_hooks import set_training_progress
 
 SMALL: dict[str, Any] = {"vocab": 11, "dim": 8, "depth": 4, "heads": 2, "max_length": 12, "dropout": 0.0}
 

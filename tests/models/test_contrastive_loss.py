@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
-from manyformer.core import PADDING_SEGMENT, Context
 from manyformer.models import MaskedLM
 from manyformer.models.embedding import positions_of
 from manyformer.models.masked_lm import DRAWN_MASK_ID, PartContrastiveLoss
+from manyformer.nn.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.nn.core import PADDING_SEGMENT, Context
 
 SMALL = {
     "vocab": 23,

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX
-from manyformer.batches.episode_batches import TrajectoryBatch
-from manyformer.core import PADDING_SEGMENT
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models import DecisionTransformer, EpisodeDecoder
+from manyformer.nn.batches import IGNORE_INDEX
+from manyformer.nn.batches.episode_batches import TrajectoryBatch
+from manyformer.nn.core import PADDING_SEGMENT
 
 LENGTH, OBSERVED, ACTIONS, WINDOW = 9, 3, 5, 4
 SIZES: dict[str, Any] = {

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX, TranscriptionBatch
-from manyformer.core import PADDING_SEGMENT
-from manyformer.errors import UserError
-from manyformer.generate import SourceBatch, answer_sources, decoding_from_options
+from manyformer.base.errors import UserError
+from manyformer.inference.generate import SourceBatch, answer_sources, decoding_from_options
+from manyformer.nn.batches import IGNORE_INDEX, TranscriptionBatch
+from manyformer.nn.core import PADDING_SEGMENT
 
 SIZES: dict[str, Any] = {"vocab": 9, "mels": 8, "dim": 12, "depth": 1, "decoder_depth": 1, "heads": 2, "ff_dim": 16}
 

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import manyformer as mf
+from manyformer.base.errors import NonFiniteWeights
 from manyformer.cli import run
-from manyformer.errors import NonFiniteWeights
 from manyformer.models.model_files import warn_non_finite
 
 SIZES = {"vocab": 19, "dim": 16, "depth": 2, "heads": 2, "max_length": 32}

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.position import LearnedPosition
+from manyformer.nn.positions import LearnedPosition
 
 MELS, DIM = 7, 6
 

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import GraphBatch
-from manyformer.check.tiny_models import build_tiny
-from manyformer.errors import UserError
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.base.errors import UserError
 from manyformer.models import GraphClassifier, Model, NodeClassifier
 from manyformer.models.graph_embedding import sort_edges
+from manyformer.models.tasks import Inputs
+from manyformer.models.tasks.graph_labels import batch_of_tokens, edges_of_tokens
+from manyformer.nn.batches import GraphBatch
+from manyformer.nn.structures import laplacian_eigenvectors
 from manyformer.recipes import RECIPES
-from manyformer.structures import laplacian_eigenvectors
-from manyformer.tasks import Inputs
-from manyformer.tasks.graph_labels import batch_of_tokens, edges_of_tokens
 
 GRAPH_RECIPES = sorted(name for name, recipe in RECIPES.items() if "graphs" in recipe.card.task.data_forms)
 NODES = 7

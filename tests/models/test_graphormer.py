@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.check.tiny_models import build_tiny
-from manyformer.core import Context, contiguous_positions
+from manyformer.analysis.contracts.tiny_models import build_tiny
 from manyformer.models.graph_embedding import GraphormerEncoding, sort_edges
-from manyformer.position.content_positions import GraphPairPosition
+from manyformer.nn.core import Context, contiguous_positions
+from manyformer.nn.positions.content_positions import GraphPairPosition
 
 EDGES = [(0, 1), (1, 2), (2, 3), (0, 4), (4, 3), (3, 5), (5, 5)]
 NODES, DIM, HEADS = 7, 8, 2

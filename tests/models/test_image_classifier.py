@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import ImageClassificationBatch
-from manyformer.core import Chain, Pointwise
 from manyformer.models import ClassHead, ImageClassifier, PatchEmbedding
 from manyformer.models.image_classifier import split_patches
-from manyformer.position import LearnedPosition
+from manyformer.nn.batches import ImageClassificationBatch
+from manyformer.nn.core import Chain, Pointwise
+from manyformer.nn.positions import LearnedPosition
 from manyformer.recipes.compose import MIXERS
 from perturbing import perturb
 
@@ -132,8 +132,8 @@ def digits(path: Path) -> None:
 
 @pytest.mark.parametrize("recipe", ["vit", "mlp-mixer"])
 def test_one_command_trains_and_scores(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyformer.evaluate import evaluate
-    from manyformer.train import silent, train
+    from manyformer.inference.evaluate import evaluate
+    from manyformer.training import silent, train
 
     monkeypatch.chdir(tmp_path)
     digits(tmp_path / "a.npz")
@@ -152,8 +152,8 @@ def test_one_command_trains_and_scores(recipe: str, tmp_path: Path, monkeypatch:
 
 
 def test_images_as_sequences_train_a_language_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from manyformer.evaluate import evaluate
-    from manyformer.train import silent, train
+    from manyformer.inference.evaluate import evaluate
+    from manyformer.training import silent, train
 
     monkeypatch.chdir(tmp_path)
     digits(tmp_path / "a.npz")

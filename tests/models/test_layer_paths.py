@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.check.tiny_models import build_tiny
+from manyformer.analysis.contracts.tiny_models import build_tiny
 from manyformer.models.layer_paths import Explanation, LayerPath
-from manyformer.recipes.registry import task_of
+from manyformer.recipes.parts.registry import task_of
 
 SIZES: dict[str, Any] = {"vocab": 13, "dim": 16, "depth": 2, "heads": 2}
 TOKENS = torch.arange(24)[None] % 13
@@ -31,11 +31,11 @@ def test_each_phase_of_a_language_model_has_its_path() -> None:
     explanation = explained("transformer-lm", TOKENS)
     assert explanation == {f"body.{number}.attention.inner.kernel": causal for number in range(2)}
     own = "its own one-token step"
-    expected = ("SoftmaxKernel", "kernels/softmax_kernel.py", causal, causal, own)
+    expected = ("SoftmaxKernel", "nn/softmax/softmax_kernel.py", causal, causal, own)
     assert layer(explanation, "body.0.attention.inner")[1:] == expected
     assert layer(explanation, "body.1.ff.inner")[1:] == ("FeedForward", "feedforward.py", "forward", "forward", own)
     assert str(explanation).splitlines()[:4] == [
-        "body.0.attention.inner, body.1.attention.inner: SoftmaxKernel, kernels/softmax_kernel.py",
+        "body.0.attention.inner, body.1.attention.inner: SoftmaxKernel, nn/softmax/softmax_kernel.py",
         f"  training  {causal}",
         f"  prefill   {causal}",
         f"  step      {own}",
@@ -71,7 +71,7 @@ def test_a_layer_that_does_not_call_its_kernel_is_named_itself() -> None:
     explanation = mf.explain(build_tiny("deepseek", {}, 0), TOKENS)
     assert isinstance(explanation, Explanation)
     row = layer(explanation, "body.0.attention.inner")
-    assert (row.kind, row.file, row.training) == ("LatentAttention", "mixers/latent_attention.py", "forward")
+    assert (row.kind, row.file, row.training) == ("LatentAttention", "nn/attention/latent_attention.py", "forward")
 
 
 @pytest.mark.parametrize(("recipe", "training"), [("conformer", True), ("routing-transformer", True), ("bert", False)])

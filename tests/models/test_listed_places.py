@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, GraphBatch, MaskedLMBatch, ModalitiesBatch
-from manyformer.batches.batch import ListsPlaces, scored_places, to_device
-from manyformer.check.tiny_models import build_tiny
+from manyformer.analysis.contracts.tiny_models import build_tiny
 from manyformer.models.graph_embedding import EdgePlaces, sort_edges
-from manyformer.recipes.registry import task_of
-from manyformer.tasks import Inputs
+from manyformer.models.tasks import Inputs
+from manyformer.nn.batches import IGNORE_INDEX, GraphBatch, MaskedLMBatch, ModalitiesBatch
+from manyformer.nn.batches.batch import ListsPlaces, scored_places, to_device
+from manyformer.recipes.parts.registry import task_of
 
 TOKENS = 40
 EDGES = torch.tensor([[[0, 1], [1, 1], [2, 0], [-1, -1]], [[2, 2], [0, 2], [-1, -1], [-1, -1]]])

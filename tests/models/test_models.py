@@ -12,7 +12,12 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from editing import edit_record
-from manyformer.batches import (
+from manyformer.base.errors import UserError
+from manyformer.base.files.atomic_files import NotWritable
+from manyformer.base.files.verified_folder import write_manifest
+from manyformer.models import ClassHead, Model
+from manyformer.models.head import MIN_CHUNKED_CLASSES
+from manyformer.nn.batches import (
     IGNORE_INDEX,
     CausalLMBatch,
     ClassificationBatch,
@@ -20,13 +25,8 @@ from manyformer.batches import (
     Seq2SeqBatch,
     TaggingBatch,
 )
-from manyformer.core import PADDING_SEGMENT
-from manyformer.errors import UserError
-from manyformer.files.atomic_files import NotWritable
-from manyformer.files.verified_folder import write_manifest
-from manyformer.models import ClassHead, Model
-from manyformer.models.head import MIN_CHUNKED_CLASSES
-from manyformer.structures import NO_NODE, preorder_columns
+from manyformer.nn.core import PADDING_SEGMENT
+from manyformer.nn.structures import NO_NODE, preorder_columns
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
 NAMES = ["transformer", "transformer-lm", "bert", "transformer-classifier", "structural", "compose"]

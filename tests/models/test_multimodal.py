@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX, ModalitiesBatch
-from manyformer.core import Context, MemorySequence, contiguous_positions, no_watch
-from manyformer.errors import UserError
-from manyformer.mixers.modality_fusion import BottleneckFusion, CrossFusion, JointFusion
+from manyformer.base.errors import UserError
 from manyformer.models import Model
 from manyformer.models.modalities_model import MAX_SCALE, TwoTowers
-from manyformer.tasks.example_parts import retrieval_scores
+from manyformer.models.tasks.example_parts import retrieval_scores
+from manyformer.nn.attention.modality_fusion import BottleneckFusion, CrossFusion, JointFusion
+from manyformer.nn.batches import IGNORE_INDEX, ModalitiesBatch
+from manyformer.nn.core import Context, MemorySequence, contiguous_positions, no_watch
 
 SIZES: dict[str, Any] = {
     **{"vocab": 13, "height": 4, "width": 6, "channels": 1, "patch": 2, "mels": 5},

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches.episode_batches import ClippedObjective, RolloutBatch
-from manyformer.core import State, tree_map
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
+from manyformer.base.spaces import PixelSpace, VectorSpace, parse_observations
+from manyformer.data.rollouts.rollout_collector import flatten_state, restore_state
 from manyformer.models import PolicyModel
 from manyformer.models.model import Model
-from manyformer.rollouts.rollout_collector import flatten_state, restore_state
-from manyformer.spaces import PixelSpace, VectorSpace, parse_observations
+from manyformer.nn.batches.episode_batches import ClippedObjective, RolloutBatch
+from manyformer.nn.core import State, tree_map
 from perturbing import perturb
 
 ROWS, MEMORY, UNROLL, UNROLLS, ACTIONS, SIZE = 3, 4, 6, 3, 3, 5

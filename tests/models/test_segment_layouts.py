@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.batches import IGNORE_INDEX, Batch, CausalLMBatch, Seq2SeqBatch, to_device
-from manyformer.batches.batch import SegmentLayout, read_segment_layout, segment_layout, with_layouts
-from manyformer.check.tiny_models import build_tiny
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout
-from manyformer.data.epochs import Epoch, HeldOutBatches
-from manyformer.recipes.registry import task_of
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.data.batching.epochs import Epoch, HeldOutBatches
+from manyformer.nn.batches import IGNORE_INDEX, Batch, CausalLMBatch, Seq2SeqBatch, to_device
+from manyformer.nn.batches.batch import SegmentLayout, read_segment_layout, segment_layout, with_layouts
+from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout
+from manyformer.recipes.parts.registry import task_of
 
 META = torch.device("meta")
 

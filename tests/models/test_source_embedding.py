@@ -6,18 +6,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyformer.attention import Attention
-from manyformer.batches import Seq2SeqBatch
-from manyformer.core import Context, TokenPositions
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
-from manyformer.generate import Decoding, SourceBatch, SourceLengthLimit, answer_sources, decoding_from_options
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
+from manyformer.base.errors import UserError
+from manyformer.inference.generate import (
+    Decoding,
+    SourceBatch,
+    SourceLengthLimit,
+    answer_sources,
+    decoding_from_options,
+)
 from manyformer.models import ClassHead, EncoderDecoder, PatchEmbedding, TokenEmbedding
-from manyformer.position import LearnedPosition
-from manyformer.recipes.baselines import stack
-from manyformer.sources import CrossAttentionSource
+from manyformer.nn import Attention, SoftmaxKernel
+from manyformer.nn.attention.kv_cache import CrossAttentionSource
+from manyformer.nn.batches import Seq2SeqBatch
+from manyformer.nn.core import Context, TokenPositions
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import LearnedPosition
+from manyformer.recipes.parts.baselines import stack
 
 DIM, VOCAB, LIMIT = 16, 11, 6
 BOS, EOS = 1, 2

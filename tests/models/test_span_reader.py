@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch
-from manyformer.check.tiny_models import build_tiny
-from manyformer.errors import UserError
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.base.errors import UserError
 from manyformer.models import SpanReader
+from manyformer.nn.batches import IGNORE_INDEX, AnswerSpanBatch
 
 SEGMENTS = torch.tensor([[0, 0, 0, 0, 0, 0], [0, 0, 0, 0, -1, -1]])
 TOKENS = torch.tensor([[1, 5, 6, 7, 8, 2], [1, 9, 8, 2, 0, 0]])

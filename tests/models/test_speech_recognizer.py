@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX, TranscriptionBatch
-from manyformer.core import PADDING_SEGMENT, state_bytes
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models import SpeechRecognizer
+from manyformer.nn.batches import IGNORE_INDEX, TranscriptionBatch
+from manyformer.nn.core import PADDING_SEGMENT, state_bytes
 
 MELS, VOCAB = 8, 11
 SIZES: dict[str, Any] = {

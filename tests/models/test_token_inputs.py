@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.check.tiny_models import build_tiny
-from manyformer.errors import UserError
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.base.errors import UserError
 from manyformer.models import GenerativeModel, Model
+from manyformer.models.tasks import Task
 from manyformer.recipes import RECIPES
-from manyformer.tasks import Task
 
 OF_TOKENS = sorted(name for name, recipe in RECIPES.items() if recipe.card.task.name != "image-classification")
 WITHOUT_TOKENS = {

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.models.embedding import StreamTail, empty_tail, positions_of
+from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
 
 CPU = torch.device("cpu")
 

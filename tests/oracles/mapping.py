@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyformer.interop.families import PAD_ID, family_of_type
+from manyformer.conversion.hugging_face.families import PAD_ID, family_of_type
 
 Tensors = Mapping[str, Tensor]
 

@@ -7,7 +7,7 @@ from mapping import by_family, weights_of
 from torch import nn
 
 import manyformer as mf
-from manyformer.position import SinusoidalPosition
+from manyformer.nn.positions import SinusoidalPosition
 
 VOCAB, DIM, DEPTH, HEADS, HIDDEN, LONGEST = 53, 32, 3, 4, 80, 48
 START, END = 1, 2

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.kernels.pairwise_kernel import AdditiveScore
-from manyformer.ops.gru_scan import StepAttention, gru_scan
+from manyformer.nn.kernels.pairwise_kernel import AdditiveScore
+from manyformer.nn.recurrent.gru_scan import StepAttention, gru_scan
 
 pytestmark = pytest.mark.oracle
 

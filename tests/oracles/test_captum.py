@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.attention.head_gates import ConstantGates, attention_heads
-from manyformer.batches import CausalLMBatch
-from manyformer.check.tiny_models import build_tiny
-from manyformer.heads.head_importance import integrated_gate_gradients
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.heads.head_importance import integrated_gate_gradients
+from manyformer.nn.attention.head_gates import ConstantGates, attention_heads
+from manyformer.nn.batches import CausalLMBatch
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 

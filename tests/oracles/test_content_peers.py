@@ -13,8 +13,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from manyformer.kernels.centroids import centroid_sums, nearest_centroid
-from manyformer.ops import bucket_chunks, sinkhorn_attention
+from manyformer.nn.clustered import bucket_chunks, sinkhorn_attention
+from manyformer.nn.clustered.centroids import centroid_sums, nearest_centroid
 
 pytestmark = pytest.mark.oracle
 

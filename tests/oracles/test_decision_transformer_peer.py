@@ -7,10 +7,10 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.core import PADDING_SEGMENT
-from manyformer.errors import UserError
-from manyformer.interop import export_model, import_model
-from manyformer.interop.families import PARAMETERS
+from manyformer.base.errors import UserError
+from manyformer.conversion.hugging_face import export_model, import_model
+from manyformer.conversion.hugging_face.families import PARAMETERS
+from manyformer.nn.core import PADDING_SEGMENT
 
 pytestmark = pytest.mark.oracle
 ROWS, LENGTH, OBSERVED, ACTIONS = 2, 7, 3, 2

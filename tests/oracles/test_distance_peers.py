@@ -9,11 +9,10 @@ from pairs import DEPTH, VOCAB, shaken
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.attention import Attention
-from manyformer.core import PADDING_SEGMENT, Context
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models.embedding import positions_of
-from manyformer.position import AlibiPosition, ShawPosition, T5BiasPosition
+from manyformer.nn import Attention, SoftmaxKernel
+from manyformer.nn.core import PADDING_SEGMENT, Context
+from manyformer.nn.positions import AlibiPosition, ShawPosition, T5BiasPosition
 
 pytestmark = [
     pytest.mark.oracle,

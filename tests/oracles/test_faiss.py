@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.datastore import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
-from manyformer.datastore.nearest_keys import KeyIndex, nearest_entries, with_distances
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
+from manyformer.inference.datastore import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
+from manyformer.inference.datastore.nearest_keys import KeyIndex, nearest_entries, with_distances
 
 faiss = pytest.importorskip("faiss")
 pytestmark = pytest.mark.oracle

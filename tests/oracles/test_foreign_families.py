@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.check import CheckReport
+from manyformer.analysis.contracts import CheckReport
 from transformers_cache import cached_pass
 
 transformers = pytest.importorskip(

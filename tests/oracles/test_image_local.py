@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 
-from manyformer import masks as m
-from manyformer.core import ContiguousLayout, TokenPositions
-from manyformer.kernels import KernelCall, SoftmaxKernel
-from manyformer.position import NoPosition
+from manyformer.nn import KernelCall, SoftmaxKernel
+from manyformer.nn import masks as m
+from manyformer.nn.core import ContiguousLayout, TokenPositions
+from manyformer.nn.positions import NoPosition
 
 pytestmark = pytest.mark.oracle
 
@@ -39,7 +39,7 @@ def test_two_dimensions_are_flex_attention_over_rows_and_columns() -> None:
     from torch import Tensor
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    from manyformer.structures import pixel_order
+    from manyformer.nn.structures import pixel_order
 
     height, width, rows, columns, above, beside = 12, 10, 4, 5, 3, 2
     cells = height * width

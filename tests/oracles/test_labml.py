@@ -9,12 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
-from manyformer.mixers.compressive_attention import AttentionReconstructionLoss, ConvolutionCompression, MemorySlots
-from manyformer.position import TransformerXLPosition
-from manyformer.sources import PrefixSource
+from manyformer.nn import Attention, SoftmaxKernel
+from manyformer.nn.attention.compressive_attention import (
+    AttentionReconstructionLoss,
+    ConvolutionCompression,
+    MemorySlots,
+)
+from manyformer.nn.attention.kv_cache import PrefixSource
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import TransformerXLPosition
 
 pytestmark = pytest.mark.oracle
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from manyformer.data.audio_reading import decode_mu_law
-from manyformer.data.log_mel import POWER_FLOOR, FrameSettings, log_mel, mel_filters
+from manyformer.data.audio.audio_reading import decode_mu_law
+from manyformer.data.audio.log_mel import POWER_FLOOR, FrameSettings, log_mel, mel_filters
 from real_data import shared_data
 
 pytestmark = pytest.mark.oracle

@@ -7,14 +7,13 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.attention import Attention
-from manyformer.check import Adapter
-from manyformer.core import Context, ContiguousLayout, TokenPositions
-from manyformer.kernels import KernelCall, LinearKernel, LinformerKernel
-from manyformer.kernels.features import EluPlusOneFeatures, FavorPlusFeatures, GeneralizedFavorFeatures
-from manyformer.kernels.linformer_kernel import LearnedLengthProjection
-from manyformer.masks import Causal
-from manyformer.position import NoPosition
+from manyformer.analysis.contracts import Adapter
+from manyformer.nn import Attention, KernelCall, LinearKernel, LinformerKernel
+from manyformer.nn.core import Context, ContiguousLayout, TokenPositions
+from manyformer.nn.linear import EluPlusOneFeatures, FavorPlusFeatures, GeneralizedFavorFeatures
+from manyformer.nn.low_rank.linformer_kernel import LearnedLengthProjection
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import NoPosition
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 

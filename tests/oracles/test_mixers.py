@@ -13,7 +13,7 @@ from test_transformers import assert_near, assert_same_gradients
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import ImageClassificationBatch, MaskedLMBatch
+from manyformer.nn.batches import ImageClassificationBatch, MaskedLMBatch
 
 pytestmark = pytest.mark.oracle
 

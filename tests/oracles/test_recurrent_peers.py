@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import manyformer as mf
-from manyformer.attention import Attention
-from manyformer.core import Context, contiguous_positions
+from manyformer.nn import Attention
+from manyformer.nn.core import Context, contiguous_positions
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 

@@ -12,16 +12,15 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from manyformer.attention import Attention
-from manyformer.core import Context, ContiguousLayout, TokenPositions
-from manyformer.errors import UserError
-from manyformer.kernels import LSHKernel, SoftmaxKernel
-from manyformer.masks import Causal, LocalBlocks
-from manyformer.ops import chunk_gather_attention, lsh_hashing
-from manyformer.ops.bucket_chunks import sort_into_chunks
-from manyformer.ops.chunk_gather_attention import ChunkVisibility
-from manyformer.position import ConcatenatedGridPosition
-from manyformer.recipes.baselines import axial_embedding
+from manyformer.base.errors import UserError
+from manyformer.nn import Attention, LSHKernel, SoftmaxKernel
+from manyformer.nn.clustered import chunk_gather_attention, lsh_hashing
+from manyformer.nn.clustered.bucket_chunks import sort_into_chunks
+from manyformer.nn.clustered.chunk_gather_attention import ChunkVisibility
+from manyformer.nn.core import Context, ContiguousLayout, TokenPositions
+from manyformer.nn.masks import Causal, LocalBlocks
+from manyformer.nn.positions import ConcatenatedGridPosition
+from manyformer.recipes.parts.baselines import axial_embedding
 
 DIM, HEADS, LENGTH, CHUNK = 12, 2, 16, 4
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.check import Adapter, CheckReport
+from manyformer.analysis.contracts import Adapter, CheckReport
 from transformers_cache import cache_name
 
 # the warnings of these libraries, and of torch about what they do, are not ours to mend

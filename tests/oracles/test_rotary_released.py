@@ -9,8 +9,8 @@ from pairs import DEPTH, DIM, HEADS, HIDDEN, VOCAB, shaken
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.core import PADDING_SEGMENT
-from manyformer.position import (
+from manyformer.nn.core import PADDING_SEGMENT
+from manyformer.nn.positions import (
     DynamicNTKRotaryScaling,
     LinearRotaryScaling,
     Llama3RotaryScaling,
@@ -20,7 +20,7 @@ from manyformer.position import (
     YaRNRotaryScaling,
     convert_pairs,
 )
-from manyformer.position.rotary import RotaryScaling
+from manyformer.nn.positions.rotary import RotaryScaling
 from token_rows import range_positions
 from transformers_cache import cached_pass
 

@@ -10,13 +10,12 @@ from pairs import shaken
 from torch import Tensor
 
 import manyformer as mf
-from manyformer import masks as m
-from manyformer.attention import Attention
-from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
-from manyformer.core import PADDING_SEGMENT, Context
-from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers.global_local import GlobalLocalAttention
 from manyformer.models.embedding import positions_of
+from manyformer.nn import Attention, SoftmaxKernel
+from manyformer.nn import masks as m
+from manyformer.nn.attention.global_local import GlobalLocalAttention
+from manyformer.nn.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.nn.core import PADDING_SEGMENT, Context
 
 pytestmark = pytest.mark.oracle
 

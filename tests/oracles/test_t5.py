@@ -9,8 +9,8 @@ from pairs import DEPTH, DIM, END, HEADS, HIDDEN, VOCAB, shaken
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import Seq2SeqBatch
-from manyformer.core import PADDING_SEGMENT
+from manyformer.nn.batches import Seq2SeqBatch
+from manyformer.nn.core import PADDING_SEGMENT
 from transformers_cache import cached_pass
 
 pytestmark = pytest.mark.oracle

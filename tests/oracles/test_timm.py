@@ -17,7 +17,7 @@ from test_transformers import assert_near, assert_same_gradients
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.batches import ImageClassificationBatch
+from manyformer.nn.batches import ImageClassificationBatch
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]
 

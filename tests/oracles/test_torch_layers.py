@@ -10,14 +10,13 @@ from mapping import gradients_of, multihead, torch_layer, weights_of
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import flex_attention
 
-from manyformer.attention import Attention
-from manyformer.core import PADDING_SEGMENT, Chain, Context, ContiguousLayout, MemorySequence, TokenPositions
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import KernelCall, SoftmaxKernel
-from manyformer.masks import AllKeys, Causal, Mask, NoKeys, PerHead, SameDocument
-from manyformer.position import NoPosition
-from manyformer.recipes.baselines import branch
-from manyformer.sources import CrossAttentionSource
+from manyformer.nn import Attention, KernelCall, SoftmaxKernel
+from manyformer.nn.attention.kv_cache import CrossAttentionSource
+from manyformer.nn.core import PADDING_SEGMENT, Chain, Context, ContiguousLayout, MemorySequence, TokenPositions
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import AllKeys, Causal, Mask, NoKeys, PerHead, SameDocument
+from manyformer.nn.positions import NoPosition
+from manyformer.recipes.parts.baselines import branch
 from perturbing import perturb
 
 pytestmark = pytest.mark.oracle

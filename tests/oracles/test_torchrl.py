@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from manyformer.batches.episode_batches import ClippedObjective
 from manyformer.models.policy_model import StepLosses, normalize_advantages, policy_loss
+from manyformer.nn.batches.episode_batches import ClippedObjective
 
 pytestmark = [
     pytest.mark.oracle,

@@ -8,9 +8,16 @@ from mapping import by_family, gradients_of
 from pairs import END, LONGEST, VOCAB, bert_pair, gpt2_pair, marian_pair
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX, CausalLMBatch, MaskedLMBatch, Seq2SeqBatch
-from manyformer.core import PADDING_SEGMENT
-from manyformer.generate import AverageLogProbPenalty, BeamSettings, Decoding, Hypothesis, LikelyStopping, generate
+from manyformer.inference.generate import (
+    AverageLogProbPenalty,
+    BeamSettings,
+    Decoding,
+    Hypothesis,
+    LikelyStopping,
+    generate,
+)
+from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch, MaskedLMBatch, Seq2SeqBatch
+from manyformer.nn.core import PADDING_SEGMENT
 from transformers_cache import cached_pass
 
 pytestmark = pytest.mark.oracle

@@ -10,7 +10,7 @@ from pairs import shaken
 from test_transformers import assert_near, assert_same_gradients
 from torch import Tensor
 
-from manyformer.core import Chain, Context, contiguous_positions
+from manyformer.nn.core import Chain, Context, contiguous_positions
 from manyformer.recipes.conformer import DistanceKind, conformer_layer
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore")]

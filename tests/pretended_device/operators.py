@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from manyformer.torch_internals import TorchDispatchMode
+from manyformer.nn.runtime.torch_internals import TorchDispatchMode
 from pretended_device.tensor import PretendedTensor
 from pretended_device.waits import Waits
 

@@ -55,7 +55,7 @@ class Waits:
 
 
 def place_of(frame: FrameType | None) -> str:
-    """The innermost function of the package on the stack, as "kernels/lsh_kernel.py LSHKernel.forward"."""
+    """The innermost function of the package on the stack, as "nn/clustered/lsh_kernel.py LSHKernel.forward"."""
     while frame is not None:
         path = frame.f_code.co_filename
         if PACKAGE in path:

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.check.check import OwnSubject
-from manyformer.check.tiny_models import build_tiny
-from manyformer.check.trial import ContractTrial
-from manyformer.core import contiguous_positions
-from manyformer.kernels.decay_gates import FixedDecay
+from manyformer.analysis.contracts.check import OwnSubject
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.trial import ContractTrial
 from manyformer.models import Model
-from manyformer.position import AlibiPosition, SinusoidalPosition
-from manyformer.position.step_signal import SinusoidalStepSignal
-from manyformer.position.transformer_xl import TransformerXLPosition
+from manyformer.nn.core import contiguous_positions
+from manyformer.nn.linear.decay_gates import FixedDecay
+from manyformer.nn.positions import AlibiPosition, SinusoidalPosition
+from manyformer.nn.positions.step_signal import SinusoidalStepSignal
+from manyformer.nn.positions.transformer_xl import TransformerXLPosition
 from manyformer.recipes import recipe_names
 
 LENGTH = 24

@@ -7,19 +7,19 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.check.tiny_models import build_tiny
-from manyformer.core import PADDING_SEGMENT, Context
-from manyformer.errors import UserError
-from manyformer.files.json_records import DamagedFile
-from manyformer.kernels import SoftmaxKernel
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.base.errors import UserError
+from manyformer.base.files.json_records import DamagedFile
 from manyformer.models import EncoderModel, MaskedLM, ModelSpec, SpanReader, Tagger, TextClassifier, TokenEmbedding
 from manyformer.models.embedding import positions_of
 from manyformer.models.encoder_model import first_token
+from manyformer.models.tasks import Inputs
+from manyformer.models.tasks.masked_language_modelling import ENCODER_HEADS, MASKED_LM
+from manyformer.nn import SoftmaxKernel
+from manyformer.nn.core import PADDING_SEGMENT, Context
 from manyformer.recipes import RECIPES, all_recipes, recipe
-from manyformer.recipes.baselines import attention_layers, masked_lm
-from manyformer.recipes.registry import recipe_of_spec, task_of
-from manyformer.tasks import Inputs
-from manyformer.tasks.masked_language_modelling import ENCODER_HEADS, MASKED_LM
+from manyformer.recipes.parts.baselines import attention_layers, masked_lm
+from manyformer.recipes.parts.registry import recipe_of_spec, task_of
 
 ENCODERS = [name for name, entry in all_recipes().items() if entry.card.task is MASKED_LM]
 SHAPES = {

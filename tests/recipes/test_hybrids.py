@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.core import state_bytes
-from manyformer.errors import UserError
-from manyformer.interop.families.llama import LLAMA
-from manyformer.position import NoPosition, RotaryPosition
+from manyformer.base.errors import UserError
+from manyformer.conversion.hugging_face.families.llama import LLAMA
+from manyformer.nn.core import state_bytes
+from manyformer.nn.positions import NoPosition, RotaryPosition
 
 SMALL: dict[str, Any] = {"vocab": 11, "dim": 16, "heads": 2, "position": "rope"}
 CONTRACTS = ["causal", "cached", "padding-state", "packing-state", "beams"]

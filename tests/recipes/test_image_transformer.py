@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.models import LogisticMixture
 from manyformer.models.embedding import positions_of
-from manyformer.scores import bits_per_dimension
-from manyformer.sources.window_cache import RingCache
-from manyformer.structures import pixel_order
+from manyformer.models.scores import bits_per_dimension
+from manyformer.nn.attention.kv_cache.window_cache import RingCache
+from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch
+from manyformer.nn.structures import pixel_order
 
 SMALL: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 1, "heads": 2, "ff_dim": 8, "dropout": 0.0}
 

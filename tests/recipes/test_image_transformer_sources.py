@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.batches import Seq2SeqBatch
+from manyformer.base.errors import UserError
 from manyformer.cli import run
 from manyformer.config import ImagesData
 from manyformer.data import open_data
-from manyformer.data.pixel_tokenizer import ImageShape, PixelTokenizer
-from manyformer.errors import UserError
-from manyformer.generate import complete, enlarge, paint, paint_classes
+from manyformer.data.tokenizers.pixel_tokenizer import ImageShape, PixelTokenizer
+from manyformer.inference.generate import complete, enlarge, paint, paint_classes
+from manyformer.nn.batches import Seq2SeqBatch
 
 SIZES: dict[str, Any] = {"vocab": 21, "dim": 16, "depth": 2, "heads": 2, "ff_dim": 8, "dropout": 0.0}
 IMAGE: dict[str, Any] = {

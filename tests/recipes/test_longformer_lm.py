@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.attention import Attention
-from manyformer.core import Context, ContiguousLayout
-from manyformer.ops.static_layout import materialize
-from manyformer.position import TransformerXLPosition
+from manyformer.nn import Attention
+from manyformer.nn.core import Context, ContiguousLayout
+from manyformer.nn.ops.static_layout import materialize
+from manyformer.nn.positions import TransformerXLPosition
 from perturbing import perturb
 
 DIM, HEADS, WIDTH, LENGTH = 12, 3, 4, 70

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.check import CONTRACTS
-from manyformer.errors import UserError
+from manyformer.analysis.contracts import CONTRACTS
+from manyformer.base.errors import UserError
 from manyformer.models import (
     AudioClassifier,
     DecisionTransformer,
@@ -26,10 +26,10 @@ from manyformer.models import (
     TextClassifier,
 )
 from manyformer.models.modalities_model import MultimodalClassifier, TwoTowers
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
 from manyformer.recipes import RECIPES, RecipeCard
-from manyformer.recipes.registry import FACTS, PROMISES
+from manyformer.recipes.parts.registry import FACTS, PROMISES
 from manyformer.recipes.transformer_lm import transformer_lm
-from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 KINDS = {
     "language-model": LanguageModel,

@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 import manyformer as mf
-from manyformer.check.tiny_models import build_tiny
+from manyformer.analysis.contracts.tiny_models import build_tiny
 from manyformer.config import AdamWConfig
 from manyformer.models import Model
-from manyformer.position import Position
+from manyformer.nn.positions import Position
+from manyformer.nn.runtime.training_hooks import UndecayedParameters
 from manyformer.recipes import recipe_names
-from manyformer.train.optimizers import make_optimizer, weight_decay_groups
-from manyformer.training_hooks import UndecayedParameters
+from manyformer.training.optimizers import make_optimizer, weight_decay_groups
 
 DECAYED = {
     # projections and convolutions

@@ -13,7 +13,7 @@ import torch
 
 import manyformer as mf
 from manyformer.cli import run
-from manyformer.evaluate import evaluate
+from manyformer.inference.evaluate import evaluate
 
 LINE = "the cat sat on the mat and the dog lay by the door; one day the cat saw the dog and ran up the tree\n"
 SETTINGS = (

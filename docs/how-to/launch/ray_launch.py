@@ -60,8 +60,8 @@ def wait_for_nodes(resources: dict[str, float], processes: int, seconds: float) 
 def train_in_group(arguments: dict[str, Any]) -> str:
     """One process of the training, which Ray Train has joined with the others; returns the user's mistake, if any."""
     import manyformer as mf
-    from manyformer.errors import UserError
-    from manyformer.train.process_group import ProcessFailed
+    from manyformer.base.errors import UserError
+    from manyformer.training.process_group import ProcessFailed
 
     # this node's copy of the submitted folder: Ray Train starts its processes elsewhere
     os.chdir(Path(__file__).parent)

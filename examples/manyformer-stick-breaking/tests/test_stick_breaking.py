@@ -6,9 +6,9 @@ from manyformer_stick_breaking.kernel import StickBreakingKernel, stick_breaking
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.core import TokenPositions
-from manyformer.kernels.kernel import KernelCall
-from manyformer.position import NoPosition
+from manyformer.nn.core import TokenPositions
+from manyformer.nn.kernels.kernel import KernelCall
+from manyformer.nn.positions import NoPosition
 
 
 def loop_weights(scores: Tensor, visible: Tensor) -> Tensor:

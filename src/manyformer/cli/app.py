@@ -20,13 +20,13 @@ import typer
 from typer import Option
 from typer.models import CommandInfo
 
+from manyformer.base.errors import NonFiniteWeights, TrainingInterrupted, UserError, UserErrors
+from manyformer.base.plugins import import_from_command_line
+from manyformer.base.system.standard_streams import discard
+from manyformer.base.system.stop_signals import STOPPED as STOPPED
+from manyformer.base.version import VERSION
 from manyformer.cli.console import Output, print_error, print_note, print_output
 from manyformer.cli.options import F, JsonOption, suggest_options
-from manyformer.errors import NonFiniteWeights, TrainingInterrupted, UserError, UserErrors
-from manyformer.plugins import import_from_command_line
-from manyformer.system.standard_streams import discard
-from manyformer.system.stop_signals import STOPPED as STOPPED
-from manyformer.version import VERSION
 
 DONE = 0
 DEFECT = 1
@@ -291,13 +291,13 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         print_error(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
         return MISTAKE
     if isinstance(error, MemoryError | RuntimeError):
-        from manyformer.system.devices import SMALLER_WORK, describe_request, is_out_of_memory
+        from manyformer.nn.runtime.devices import SMALLER_WORK, describe_request, is_out_of_memory
 
         if is_out_of_memory(error):
             print_error(f"out of memory{describe_request(error)}; {SMALLER_WORK}")
             return MISTAKE
     if isinstance(error, TypeError | RuntimeError):
-        from manyformer.system.devices import describe_missing
+        from manyformer.nn.runtime.devices import describe_missing
 
         if (sentence := describe_missing(error, "this command")) is not None:
             print_error(sentence)

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError, UserErrors, suggest_names
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import print_note, print_result, status_line
 from manyformer.cli.model_arguments import read_keywords, resolve_device
 from manyformer.cli.options import DeviceOption, RoundsOption, complete_models, split_commas
-from manyformer.errors import UserError, UserErrors, suggest_names
 
 if TYPE_CHECKING:
-    from manyformer.bench import BenchCandidate, BenchReport
+    from manyformer.analysis.benchmarks import BenchCandidate, BenchReport
 
 
 @command(
@@ -54,8 +54,8 @@ def bench(
     All are built with the same sizes (dim 256, 4 layers, 4 heads, vocabulary 256) and measured in turns, so that other
     load affects all equally. Reports how each grows with length, and from which length on it is faster than the
     baseline."""
-    from manyformer.bench import BENCH_KINDS, BenchPrecision
-    from manyformer.bench import bench as measure
+    from manyformer.analysis.benchmarks import BENCH_KINDS, BenchPrecision
+    from manyformer.analysis.benchmarks import bench as measure
 
     if threads is not None:
         import torch
@@ -84,7 +84,7 @@ def bench(
 
 def _write_files(report: "BenchReport", path: Path) -> None:
     """Write the report to `path`, or as a picture and a table if it has no suffix."""
-    from manyformer.bench import write_report
+    from manyformer.analysis.benchmarks import write_report
 
     for file in [path] if path.suffix else [path.with_suffix(".png"), path.with_suffix(".csv")]:
         write_report(report, file)
@@ -110,7 +110,7 @@ def _read_candidates(arguments: list[str]) -> "tuple[list[BenchCandidate], dict[
 
 
 def _candidate(argument: str) -> "BenchCandidate":
-    from manyformer.bench import BenchCandidate
+    from manyformer.analysis.benchmarks import BenchCandidate
     from manyformer.recipes import get_recipe
 
     name, _, keywords = argument.partition(":")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import data_paths, load_model, model_folder, resolve_device
@@ -20,10 +21,9 @@ from manyformer.cli.options import (
     decoding_option,
     refuse_options,
 )
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.exits import ThresholdPoint
+    from manyformer.inference.early_exit import ThresholdPoint
 
 CERTIFY = "With --tolerance"
 CertifyOption = partial(Option, rich_help_panel=CERTIFY)
@@ -146,9 +146,9 @@ def calibrate(
 
 def _certify(run: str, test: dict[str, Any], texts: dict[str, Any], file: Path, device: str | None) -> Output:
     """The lowest threshold that passes the test on these texts, which is written to the file."""
-    from manyformer.exits import calibrate as certify
-    from manyformer.exits import load_calibration_prompts
-    from manyformer.exits.calibration import check_levels
+    from manyformer.inference.early_exit import calibrate as certify
+    from manyformer.inference.early_exit import load_calibration_prompts
+    from manyformer.inference.early_exit.calibration import check_levels
 
     # before the model is loaded and its data read
     check_levels(test["tolerance"], test["confidence"])
@@ -186,9 +186,9 @@ def _sweep(
     rounds: int,
 ) -> "list[ThresholdPoint]":
     """The results of each run under the given thresholds, or under the best of random ones."""
-    from manyformer.exits import ThresholdPoint, load_prompts, sweep
-    from manyformer.exits.early_decoding import early_exit_stack
-    from manyformer.exits.sweep import DEFAULT_THRESHOLDS, best_in_bins, random_thresholds
+    from manyformer.inference.early_exit import ThresholdPoint, load_prompts, sweep
+    from manyformer.inference.early_exit.early_decoding import early_exit_stack
+    from manyformer.inference.early_exit.sweep import DEFAULT_THRESHOLDS, best_in_bins, random_thresholds
 
     points: list[ThresholdPoint] = []
     with status_line(f"generating with {len(runs)} models") as status:
@@ -211,7 +211,7 @@ def _sweep(
 
 def _sweep_output(points: "list[ThresholdPoint]", folder: Path) -> Output:
     """The results of a sweep, which are written to the folder."""
-    from manyformer.exits.sweep import TABLE_HEADER, table_rows, write_points
+    from manyformer.inference.early_exit.sweep import TABLE_HEADER, table_rows, write_points
 
     files = write_points(points, folder)
     table = PageTable(TABLE_HEADER, table_rows(points), right=(2, 3, 4, 5, 6))
@@ -220,7 +220,7 @@ def _sweep_output(points: "list[ThresholdPoint]", folder: Path) -> Output:
 
 def _token_work(run: str, text: str, answer: str | None, picture: Path | None, device: str | None) -> Output:
     """The computation for each token of a text."""
-    from manyformer.view.token_work import describe_counts, draw_counts, token_work
+    from manyformer.analysis.figures.token_work import describe_counts, draw_counts, token_work
 
     counts = token_work(load_model(run, device), text, answer)
     page = [

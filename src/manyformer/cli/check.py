@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import DEFECT, JUDGE, command
 from manyformer.cli.console import print_result, status_line
 from manyformer.cli.model_arguments import is_folder, read_keywords
 from manyformer.cli.options import JsonOption, KeywordsArgument, complete_models, split_commas
-from manyformer.errors import UserError
 
 
 @command(
@@ -49,7 +49,7 @@ def check(
         model_keywords = read_keywords(get_recipe(name), keywords)
     elif keywords:
         raise UserError(f"'{keywords[0]}' is for a recipe; the model in {name} is built already")
-    from manyformer.check import check as run_check
+    from manyformer.analysis.contracts import check as run_check
 
     with status_line(f"checking {name}") as status:
         report = run_check(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import (
     Block,
@@ -21,13 +22,12 @@ from manyformer.cli.console import (
     status_line,
 )
 from manyformer.cli.options import JsonOption, complete_comparisons, split_arguments, split_commas
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.compare import ComparisonResult
-    from manyformer.compare.advise import Advice
-    from manyformer.compare.suite_report import SuiteResult
-    from manyformer.compare.suite_runner import SuiteOptions
+    from manyformer.analysis.comparisons import ComparisonResult
+    from manyformer.analysis.comparisons.advise import Advice
+    from manyformer.analysis.comparisons.suite_report import SuiteResult
+    from manyformer.analysis.comparisons.suite_runner import SuiteOptions
     from manyformer.config.comparison import Comparison
     from manyformer.config.suite import Suite
 
@@ -100,8 +100,8 @@ def compare(
 
         print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
         return
-    from manyformer.compare import compare as carry_out_comparison
-    from manyformer.compare.suite_runner import SuiteOptions, run_suite
+    from manyformer.analysis.comparisons import compare as carry_out_comparison
+    from manyformer.analysis.comparisons.suite_runner import SuiteOptions, run_suite
     from manyformer.config.comparison import Comparison
 
     # its class decides what the other options mean
@@ -139,8 +139,8 @@ def _shipped() -> Output:
 
 
 def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Comparison | Suite":
-    from manyformer.compare.compare import read_comparison
-    from manyformer.compare.suite_runner import read_suite
+    from manyformer.analysis.comparisons.compare import read_comparison
+    from manyformer.analysis.comparisons.suite_runner import read_suite
     from manyformer.config.suite import is_suite
 
     if target is None:
@@ -177,8 +177,8 @@ def _plan_page(comparison: "Comparison", seeds: int) -> Iterator[Block]:
 
 
 def _suite_plan_page(suite: "Suite", options: "SuiteOptions", out: str | None) -> Iterator[Block]:
-    from manyformer.compare.comparison_report import spell_duration
-    from manyformer.compare.suite_runner import plan_suite
+    from manyformer.analysis.comparisons.comparison_report import spell_duration
+    from manyformer.analysis.comparisons.suite_runner import plan_suite
 
     # a plan is made of timed steps, which takes a while
     with status_line(f"timing {suite.name}") as status:
@@ -240,9 +240,9 @@ def advise(
     Scores are those of the suite's models; nothing is extrapolated but the size of the state for decoding, which
     follows from the model. A star marks the best case of a task and those that are not significantly worse.
     """
-    from manyformer.compare.advise import advise as choose
-    from manyformer.compare.advise import read_results
-    from manyformer.compare.suite_runner import find_results
+    from manyformer.analysis.comparisons.advise import advise as choose
+    from manyformer.analysis.comparisons.advise import read_results
+    from manyformer.analysis.comparisons.suite_runner import find_results
 
     memory_bytes = None if memory is None else _parse_bytes(memory)
     suite = read_results(find_results() if results is None else Path(results))

@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from manyformer.files.json_text import json_text
-from manyformer.files.text_tables import printable
-from manyformer.system.standard_streams import discard, shows_all_characters
+from manyformer.base.files.json_text import json_text
+from manyformer.base.files.text_tables import printable
+from manyformer.base.system.standard_streams import discard, shows_all_characters
 
 UNCUT = 10_000
 """The width of a table without wrapped cells."""

@@ -9,22 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
+from manyformer.base.files.verified_folder import check_unfinished, unfinished_folder
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import Block, Note, Output, PageTable, print_note, status_line
 from manyformer.cli.model_arguments import check_new_folder, model_folder, read_keywords
-from manyformer.cli.options import (
-    KeywordsArgument,
-    NewFolderOption,
-    RunArgument,
-    complete_recipes,
-    complete_runs,
-)
-from manyformer.errors import UserError
-from manyformer.files.verified_folder import check_unfinished, unfinished_folder
+from manyformer.cli.options import KeywordsArgument, NewFolderOption, RunArgument, complete_recipes, complete_runs
 
 if TYPE_CHECKING:
-    from manyformer.interop import ExportReport
-    from manyformer.surgery import ConversionReport
+    from manyformer.conversion.hugging_face import ExportReport
+    from manyformer.conversion.surgery import ConversionReport
 
 
 @command(
@@ -50,8 +44,8 @@ def import_folder(
     Pegasus and Decision Transformer, weights in one safetensors file or several. The
     tokenizer keeps its token ids, a head its labels. Settings that no recipe has, and tensors that are missing or left
     over, are refused; nothing is written then."""
-    from manyformer.interop import import_model
-    from manyformer.interop.model_import import save_imported
+    from manyformer.conversion.hugging_face import import_model
+    from manyformer.conversion.hugging_face.model_import import save_imported
 
     check_new_folder(out)
     with status_line(f"reading {folder}"):
@@ -95,8 +89,8 @@ def export(
     """Write a trained model as a folder for Hugging Face's transformers: weights, tokenizer, settings, card.
 
     It holds a class of transformers where one equals the recipe; other models are loaded by trust_remote_code=True, or
-    after `import manyformer.interop.auto_model`. Models of language, translation and masked text, classifiers of
-    texts, tokens and images, and readers of answers can be exported."""
+    after `import manyformer.conversion.hugging_face.auto_model`. Models of language, translation and masked text,
+    classifiers of texts, tokens and images, and readers of answers can be exported."""
     folder = model_folder(run)
     address = None
     # without a push the folder is complete at once; with one it stays marked as unfinished until all is uploaded
@@ -127,7 +121,7 @@ def export(
 
 
 def _push(out: str, name: str) -> str:
-    from manyformer.interop.model_export import push_folder
+    from manyformer.conversion.hugging_face.model_export import push_folder
 
     with status_line(f"uploading {out}"):
         return push_folder(out, name)
@@ -135,8 +129,8 @@ def _push(out: str, name: str) -> str:
 
 def _export(folder: Path, out: str, dtype: str) -> "ExportReport":
     """Export the model in a folder with its card, if it has one."""
-    from manyformer.api import load
-    from manyformer.interop import export_model
+    from manyformer.conversion.hugging_face import export_model
+    from manyformer.conversion.loading import load
 
     card = folder / "README.md"
     run_card = None
@@ -194,12 +188,12 @@ def convert(
     Says which weights are copied, derived, new or left behind, how far the new model is from the old one, and what the
     paper found after further training: `manyformer train ... init_from=OUT`. Without --to only keywords change. With
     --transfer new kernels first learn to imitate the old ones; Ctrl-C ends that, and nothing is written."""
-    from manyformer.api import load
     from manyformer.config import TransferConfig
-    from manyformer.interop.model_import import save_imported
+    from manyformer.conversion.hugging_face.model_import import save_imported
+    from manyformer.conversion.loading import load
+    from manyformer.conversion.surgery import convert as convert_model
     from manyformer.models.model_files import is_hugging_face
     from manyformer.recipes import get_recipe
-    from manyformer.surgery import convert as convert_model
 
     if (transfer is None) != (data is None):
         raise UserError("--transfer STEPS and --data FILE belong together: new kernels learn on the text of the file")
@@ -239,7 +233,7 @@ def convert(
 
 def _report_page(report: "ConversionReport", match: str) -> Iterator[Block]:
     """What became of the weights, and of the function."""
-    from manyformer.surgery.attention_transfer import MATCH_LABELS
+    from manyformer.conversion.surgery.attention_transfer import MATCH_LABELS
 
     fates = [
         *sorted((origin.kind, origin.how, origin.name) for origin in report.origins),

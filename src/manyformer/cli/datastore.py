@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 import typer
 from typer import Argument, Option
 
+from manyformer.base.context_windows import ContextWindows
+from manyformer.base.errors import UserError, suggest_names
 from manyformer.cli.app import USE, app, command, examples_epilog
 from manyformer.cli.console import Block, Output, PageTable, format_bytes, format_count, print_note, status_line
 from manyformer.cli.model_arguments import data_paths, load_generator, read_prompts, resolve_device
 from manyformer.cli.options import ContextOption, DeviceOption, StrideOption, complete_runs
-from manyformer.context_windows import ContextWindows
-from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
-    from manyformer.datastore import Datastore, DatastoreFacts, DatastoreJob
-    from manyformer.datastore.inspect_prompt import PromptNeighbours
-    from manyformer.datastore.knn_head import OwnText
-    from manyformer.datastore.tuning import DatastoreScores, TuningResult
+    from manyformer.inference.datastore import Datastore, DatastoreFacts, DatastoreJob
+    from manyformer.inference.datastore.inspect_prompt import PromptNeighbours
+    from manyformer.inference.datastore.knn_head import OwnText
+    from manyformer.inference.datastore.tuning import DatastoreScores, TuningResult
 
 
 store_app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["--help", "-h"]})
@@ -79,9 +79,9 @@ def build(
     The text is read like the run's own data: rows of the same length, with the model's memory where it has one. With
     --context it is read in overlapping windows, as is then the text of `tune` and `evaluate`.
     """
-    from manyformer.datastore import build as build_datastore
-    from manyformer.datastore import datastore_job, plan
-    from manyformer.datastore.build_datastore import default_folder
+    from manyformer.inference.datastore import build as build_datastore
+    from manyformer.inference.datastore import datastore_job, plan
+    from manyformer.inference.datastore.build_datastore import default_folder
 
     # datastore_job refuses other keys and precisions
     choices: dict[str, Any] = {"keys": keys, "precision": precision}
@@ -108,9 +108,9 @@ def index(
     remove: Annotated[bool, Option("--remove", help="Remove the index; search is exact then.")] = False,
 ) -> Output:
     """Build a faiss index over the keys, for datastores of millions; distances are still computed from the keys."""
-    from manyformer.datastore import Datastore, FlatIndex, IVFPQIndex, make_index
-    from manyformer.datastore.datastore import INDEX
-    from manyformer.datastore.nearest_keys import remove_index
+    from manyformer.inference.datastore import Datastore, FlatIndex, IVFPQIndex, make_index
+    from manyformer.inference.datastore.datastore import INDEX
+    from manyformer.inference.datastore.nearest_keys import remove_index
 
     kinds: dict[str, FlatIndex | IVFPQIndex] = {"flat": FlatIndex(), "ivfpq": IVFPQIndex(lists, codes, train_keys)}
     if kind not in kinds:
@@ -144,8 +144,8 @@ def tune(
     device: DeviceOption = None,
 ) -> Output:
     """Find the weight, temperature (and number) of neighbours with the lowest held-out perplexity, and save them."""
-    from manyformer.datastore.tuning import TEMPERATURES, WEIGHTS
-    from manyformer.datastore.tuning import tune as tune_datastore
+    from manyformer.inference.datastore.tuning import TEMPERATURES, WEIGHTS
+    from manyformer.inference.datastore.tuning import tune as tune_datastore
 
     job, store = _job_and_datastore(run, folder, device, exact=exact, probe=probe)
     with status_line(f"tuning {folder}") as status:
@@ -181,8 +181,8 @@ def evaluate(
     device: DeviceOption = None,
 ) -> Output:
     """Score the model with and without the datastore: perplexity, bits, accuracy, and tokens per second."""
-    from manyformer.datastore import Datastore
-    from manyformer.datastore.tuning import score_datastore
+    from manyformer.inference.datastore import Datastore
+    from manyformer.inference.datastore.tuning import score_datastore
 
     store = Datastore(folder, exact=exact, probe=probe)
     mix = store.load_settings().with_overrides(neighbours, weight, temperature)
@@ -215,8 +215,8 @@ def look(
     device: DeviceOption = None,
 ) -> Output:
     """Show the nearest contexts of a prompt: distances, weights, and the tokens that followed them."""
-    from manyformer.datastore import Datastore, knn_lm
-    from manyformer.datastore.inspect_prompt import inspect_prompt
+    from manyformer.inference.datastore import Datastore, knn_lm
+    from manyformer.inference.datastore.inspect_prompt import inspect_prompt
 
     store = Datastore(folder, exact=exact, probe=probe)
     model = knn_lm(load_generator(run, device), store, neighbours=neighbours, weight=weight, temperature=temperature)
@@ -245,7 +245,7 @@ def neighbours_of(
 
     The run is a trained language model; train spalm with its data settings and data.neighbours=FOLDER.
     """
-    from manyformer.datastore import find_neighbours
+    from manyformer.inference.datastore import find_neighbours
 
     job, store = _job_and_datastore(run, folder, device, exact=exact, probe=probe)
     with ProgressBar("finding neighbours", "tokens") as bar:
@@ -258,7 +258,7 @@ def neighbours_of(
 def _job_and_datastore(
     run: str, folder: str, device: str | None, *, exact: bool, probe: int | None
 ) -> "tuple[DatastoreJob, Datastore]":
-    from manyformer.datastore import Datastore, check_fits, datastore_job
+    from manyformer.inference.datastore import Datastore, check_fits, datastore_job
 
     store = Datastore(folder, exact=exact, probe=probe)
     job = datastore_job(run, keys=store.facts.keys, windows=store.facts.windows, device=resolve_device(device))
@@ -364,7 +364,7 @@ def facts_output(folder: str, facts: "DatastoreFacts", *, done: bool) -> Output:
 
 def tuning_output(folder: str, result: "TuningResult") -> Output:
     """The best settings with their perplexities."""
-    from manyformer.scores import perplexity
+    from manyformer.models.scores import perplexity
 
     tokens = result.targets
     own_text = result.own_text

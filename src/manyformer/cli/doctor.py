@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import FIND, command
 from manyformer.cli.console import Output, PageTable
 from manyformer.cli.options import complete_runs
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -70,8 +70,8 @@ def doctor(
     else:
         findings = verify_folder(Path(folder))
     if recipes:
+        from manyformer.nn.runtime.devices import best_device
         from manyformer.recipes import RECIPES
-        from manyformer.system.devices import best_device
 
         findings += try_recipes(best_device(), sorted(RECIPES))
     broken = sum(finding.state == "broken" for finding in findings)
@@ -129,7 +129,7 @@ def examine() -> list[DoctorFinding]:
 
 def verify_folder(folder: Path) -> list[DoctorFinding]:
     """Verify every folder with a manifest in `folder`. Raises UserError if there is none."""
-    from manyformer.files.verified_folder import MANIFEST, VerifiedFolder
+    from manyformer.base.files.verified_folder import MANIFEST, VerifiedFolder
 
     manifests = sorted(folder.rglob(MANIFEST))
     if not manifests:
@@ -159,7 +159,7 @@ def _run_check(check: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFindi
 
 
 def _python() -> Iterator[DoctorFinding]:
-    from manyformer.version import VERSION
+    from manyformer.base.version import VERSION
 
     yield DoctorFinding("manyformer", "ok", f"{VERSION} in {Path(__file__).parents[1]}")
     state: CheckStatus = "ok" if sys.version_info >= (3, 11) else "broken"
@@ -192,7 +192,7 @@ def _release(numbers: tuple[int, int]) -> str:
 def _device() -> Iterator[DoctorFinding]:
     import torch
 
-    from manyformer.system.devices import KINDS
+    from manyformer.nn.runtime.devices import KINDS
 
     gpus = [kind for kind in KINDS.values() if not kind.is_host and kind.is_available()]
     if not gpus:
@@ -217,7 +217,7 @@ def _attention() -> Iterator[DoctorFinding]:
     from torch.nn.attention.flex_attention import flex_attention
     from torch.nn.functional import scaled_dot_product_attention
 
-    from manyformer.system.devices import best_device
+    from manyformer.nn.runtime.devices import best_device
 
     device = best_device()
     q, k, v = torch.randn(3, 1, 2, 8, 16, device=device).unbind()
@@ -262,8 +262,8 @@ def _disk() -> Iterator[DoctorFinding]:
 
 
 def _corpus() -> Iterator[DoctorFinding]:
-    from manyformer.data.text_sources import stdlib_files
-    from manyformer.errors import UserError
+    from manyformer.base.errors import UserError
+    from manyformer.data.text.text_sources import stdlib_files
 
     try:
         source_files = stdlib_files()
@@ -276,7 +276,7 @@ def _corpus() -> Iterator[DoctorFinding]:
 
 def try_recipes(device: "torch.device", names: Sequence[str]) -> Iterator[DoctorFinding]:
     """Try these recipes with tiny sizes; yields a finding for each that does not work, and one for the others."""
-    from manyformer.system.devices import device_kind
+    from manyformer.nn.runtime.devices import device_kind
 
     working = 0
     title = device_kind(device).describe(device)
@@ -291,10 +291,10 @@ def try_recipes(device: "torch.device", names: Sequence[str]) -> Iterator[Doctor
 
 def try_recipe(name: str, device: "torch.device") -> DoctorFinding | None:
     """What is wrong with a recipe on a device, in a training step and in decoding; None if it works."""
-    from manyformer.check.tiny_models import build_tiny
-    from manyformer.generate import generate
-    from manyformer.recipes.registry import task_of
-    from manyformer.system.devices import missing_need
+    from manyformer.analysis.contracts.tiny_models import build_tiny
+    from manyformer.inference.generate import generate
+    from manyformer.nn.runtime.devices import missing_need
+    from manyformer.recipes.parts.registry import task_of
 
     try:
         model: Any = build_tiny(name, {}, 0).to(device)
@@ -314,8 +314,8 @@ def try_recipe(name: str, device: "torch.device") -> DoctorFinding | None:
 def _train_step(model: "Model") -> None:
     import torch
 
-    from manyformer.recipes.registry import task_of
-    from manyformer.train.step_job import StepJob, own_engine
+    from manyformer.recipes.parts.registry import task_of
+    from manyformer.training.step_job import StepJob, own_engine
 
     task = task_of(model)
     generator = torch.Generator().manual_seed(0)

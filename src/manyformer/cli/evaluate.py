@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
+from manyformer.base.context_windows import ContextWindows
+from manyformer.base.errors import UserError, suggest_names
 from manyformer.cli.app import JUDGE, command
 from manyformer.cli.console import Block, Note, Output, PageTable, json_form, print_note, status_line
 from manyformer.cli.model_arguments import changed_keywords, data_paths, resolve_device, use_calibrated_exits
@@ -22,14 +24,12 @@ from manyformer.cli.options import (
     decoding_option,
     split_arguments,
 )
-from manyformer.context_windows import ContextWindows
-from manyformer.errors import UserError, suggest_names
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from manyformer.config import SyntheticData
-    from manyformer.evaluate import Evaluation, EvaluationSettings
+    from manyformer.inference.evaluate import Evaluation, EvaluationSettings
     from manyformer.models import Model
 
 
@@ -76,8 +76,8 @@ def evaluate(
     before it, less the stride, if its document has them. Translations: BLEU, chrF and TER with sacrebleu's
     signatures, exact matches. Classifiers: accuracy and F1. Each score says how it was computed.
     """
-    from manyformer.evaluate import EvaluationSettings
-    from manyformer.evaluate import evaluate as score
+    from manyformer.inference.evaluate import EvaluationSettings
+    from manyformer.inference.evaluate import evaluate as score
 
     changed = changed_keywords(run, keywords)
     # either would replace the other in silence
@@ -113,7 +113,7 @@ def evaluate(
 
     evaluations = {name: score_run(name) for name in (run, *(beside or []))}
     if out is not None:
-        from manyformer.view import draw_scores_by_length
+        from manyformer.analysis.figures import draw_scores_by_length
 
         # scores by length have the words of their range among their parts, the others have not
         by_length = {
@@ -178,8 +178,8 @@ def _calibrated(model: "Model", calibration: Path | None, settings: "EvaluationS
     """The model to score: with calibrated exits if there is a calibration, which must hold for the settings."""
     if calibration is None:
         return model
-    from manyformer.generate import decoding_from_options
-    from manyformer.recipes.registry import task_of
+    from manyformer.inference.generate import decoding_from_options
+    from manyformer.recipes.parts.registry import task_of
 
     if not task_of(model).takes_source:
         raise UserError(
@@ -217,7 +217,7 @@ def floors(
     These are chance, the most frequent answer, n-grams, the last follower in the row, the nearest neighbour, and
     shortcuts such as the root operator of ListOps.
     """
-    from manyformer.data.synthetic_floors import measure_floors
+    from manyformer.data.generated.synthetic_floors import measure_floors
 
     target, settings = split_arguments(arguments or [])
     if target is None:
@@ -234,7 +234,7 @@ def floors(
 def _generated_data(target: str, settings: list[str]) -> "SyntheticData":
     from manyformer.config import SyntheticData, load_run, shipped_runs
     from manyformer.recipes import recipe_names
-    from manyformer.train.run_folder import recipe_lookup
+    from manyformer.training.run_folder import recipe_lookup
 
     recipes = recipe_lookup()  # imports the rules of installed packages
     if target in SyntheticData.variants:

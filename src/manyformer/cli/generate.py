@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.model_arguments import (
@@ -33,12 +34,11 @@ from manyformer.cli.options import (
     decoding_options,
     refuse_options,
 )
-from manyformer.decoding_options import DecodingOptions, StepPath
-from manyformer.errors import UserError
+from manyformer.inference.decoding_options import DecodingOptions, StepPath
 
 if TYPE_CHECKING:
-    from manyformer.datastore import RetrievalAugmentedModel
-    from manyformer.generate import Decoding, GenerationResult, GenerationStats, Hypothesis
+    from manyformer.inference.datastore import RetrievalAugmentedModel
+    from manyformer.inference.generate import Decoding, GenerationResult, GenerationStats, Hypothesis
     from manyformer.models import Model
 
 BeamOption = Annotated[int, decoding_option("beam")]
@@ -119,7 +119,7 @@ def generate(
     A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes; a
     model of classes, images of each class; a model for super-resolution makes small images large.
     """
-    from manyformer.data.pixel_tokenizer import PixelTokenizer
+    from manyformer.data.tokenizers.pixel_tokenizer import PixelTokenizer
 
     generator = load_generator(run, device)
     # what the model was trained on decides which options make sense
@@ -152,7 +152,7 @@ def _text_decoding(
     context: typer.Context, options: DecodingOptions, *, greedy: bool, use_cache: bool | None
 ) -> "Decoding":
     """The decoding of text: sampling at `TEMPERATURE` unless the options say otherwise."""
-    from manyformer.generate import decoding_from_options
+    from manyformer.inference.generate import decoding_from_options
 
     samples = options.get("samples")
     temperature = options.get("temperature")
@@ -186,7 +186,7 @@ def _with_datastore(
             option = "--weight" if retriever is None else "--retriever"
             raise UserError(f"{option} needs a datastore; name one with --datastore")
         return model
-    from manyformer.datastore import Datastore, RetrievalAugmentedModel, knn_lm
+    from manyformer.inference.datastore import Datastore, RetrievalAugmentedModel, knn_lm
 
     store = Datastore(folder)
     if retriever is None:
@@ -201,7 +201,7 @@ def _write_texts(model: Any, prompts: list[str], decoding: "Decoding", *, as_jso
 
     A single text is streamed while it is generated.
     """
-    from manyformer.generate import BeamSettings, generate
+    from manyformer.inference.generate import BeamSettings, generate
 
     # several texts would be mixed on the terminal if all were streamed
     is_single = len(prompts) == 1 and getattr(decoding.choice, "samples", 1) == 1
@@ -266,7 +266,7 @@ def translate(
 
     An empty line stays empty.
     """
-    from manyformer.generate import decoding_from_options
+    from manyformer.inference.generate import decoding_from_options
 
     if text is not None and file is not None:
         raise UserError("give either a text or --input, not both")
@@ -314,8 +314,8 @@ def caption(
 
     Square images of another size are resized to that of the model.
     """
-    from manyformer.evaluate.predict import caption_images
-    from manyformer.generate import decoding_from_options
+    from manyformer.inference.evaluate.predict import caption_images
+    from manyformer.inference.generate import decoding_from_options
 
     model_folder(run)
     decoding = decoding_from_options(
@@ -346,7 +346,7 @@ def transcribe(
 
     Other sample rates than that of the run are converted.
     """
-    from manyformer.evaluate.predict import transcribe_files
+    from manyformer.inference.evaluate.predict import transcribe_files
 
     model_folder(run)
     for location, text, log_probability in transcribe_files(run, files, beam=beam, device=resolve_device(device)):

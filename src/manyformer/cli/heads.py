@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from typer import Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import Block, Heading, Output, PageTable, json_form, print_note, status_line
 from manyformer.cli.model_arguments import resolve_device
 from manyformer.cli.options import DeviceOption, JsonOption, NewFolderOption, PictureOption, RunFolderArgument
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.evaluate.eval_data import TrainedRun
-    from manyformer.heads import HeadAnalysis, HeadReport
-    from manyformer.heads.head_analysis import HeadGrid
+    from manyformer.analysis.heads import HeadAnalysis, HeadReport
+    from manyformer.analysis.heads.head_analysis import HeadGrid
+    from manyformer.analysis.pruning import HeadRanking
+    from manyformer.inference.evaluate.eval_data import TrainedRun
     from manyformer.models import Model
-    from manyformer.pruning import HeadRanking
-    from manyformer.train.events import EventListener
+    from manyformer.training.events import EventListener
 
 
 T = TypeVar("T")
@@ -60,10 +60,10 @@ def heads(
     to the least frequent token of a sentence is a rare-word head. Importance (Michel et al. 2019) is divided by its
     norm in each layer, relevance (Voita et al. 2019) by its maximum. A spectrum near 1 means that attention has nearly
     low rank (Wang et al. 2020)."""
-    from manyformer.evaluate.eval_data import open_run
-    from manyformer.heads import write_head_labels
-    from manyformer.heads.head_analysis import draw_grids
-    from manyformer.view.figures import check_picture
+    from manyformer.analysis.heads import write_head_labels
+    from manyformer.analysis.heads.head_analysis import draw_grids
+    from manyformer.base.files.figures import check_picture
+    from manyformer.inference.evaluate.eval_data import open_run
 
     if out is not None:
         check_picture(out)
@@ -105,8 +105,8 @@ def _analyze(
     trained: "TrainedRun", model: "Model", trees: Path | None, sentences: int, status: Callable[[str], None]
 ) -> "HeadAnalysis":
     """Read the held-out sentences, and those with trees."""
-    from manyformer.heads import HeadAnalysis
-    from manyformer.heads.run_measures import held_out_sentences, token_frequencies, treebank_sentences
+    from manyformer.analysis.heads import HeadAnalysis
+    from manyformer.analysis.heads.run_measures import held_out_sentences, token_frequencies, treebank_sentences
 
     frequencies = token_frequencies(trained)
     analysis = HeadAnalysis(model, frequencies)
@@ -131,7 +131,7 @@ def _measures(
     trained: "TrainedRun", model: "Model", ablate: str | None, relevance: int, rows: int, *, importance: bool
 ) -> "dict[str, Callable[[], Any]]":
     """The requested measures besides the analysis of attention weights, by name."""
-    from manyformer.heads.run_measures import ablation_in_run, importance_in_run, relevance_in_run
+    from manyformer.analysis.heads.run_measures import ablation_in_run, importance_in_run, relevance_in_run
 
     # functions, because each takes a pass or more over the data, and the status line names the one that runs
     measures: dict[str, Callable[[], Any]] = {}
@@ -156,7 +156,7 @@ def _grids(
     reports: "Sequence[HeadReport]", values: Mapping[str, Mapping[str, Sequence[float]]]
 ) -> "dict[str, list[HeadGrid]]":
     """The grids of each measure, those of confidence with labels."""
-    from manyformer.heads.head_analysis import head_grids
+    from manyformer.analysis.heads.head_analysis import head_grids
 
     confidences = _by_layer(reports, lambda report: report.confidence)
     labels = _by_layer(reports, lambda report: ", ".join(report.labels))
@@ -171,7 +171,7 @@ def _grids(
 
 def _heads_page(grids: "Mapping[str, Sequence[HeadGrid]]", reports: "Sequence[HeadReport]") -> Iterator[Block]:
     """A table for each measure and kind of attention, layers by heads, and a line for each head that has a label."""
-    from manyformer.heads.head_analysis import grid_rows
+    from manyformer.analysis.heads.head_analysis import grid_rows
 
     for measure, measure_grids in grids.items():
         for grid in measure_grids:
@@ -231,8 +231,8 @@ def prune(
     step: the scores are printed and, with a picture, in the new folder. What remains is a run like any other: it can be
     scored, checked, used and, with its run file, trained on. The same command continues an interrupted training of
     gates."""
-    from manyformer.pruning import prune_run
-    from manyformer.train import silent
+    from manyformer.analysis.pruning import prune_run
+    from manyformer.training import silent
 
     ranking = _ranking(how, penalty, steps, learning_rate, silent if as_json else None)
     with status_line(f"pruning {run}") as status:
@@ -261,7 +261,7 @@ def _ranking(
     on_event: "EventListener | None",
 ) -> "HeadRanking":
     """The ranking that the options describe. Raises UserError for options of the other one."""
-    from manyformer.pruning import GateRanking, ImportanceRanking
+    from manyformer.analysis.pruning import GateRanking, ImportanceRanking
 
     options = {"--penalty": penalty, "--steps": steps, "--learning-rate": learning_rate}
     if how == "importance":

@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from manyformer.analysis.figures import draw_completed, draw_rows, draw_samples
+from manyformer.base.errors import UserError
 from manyformer.cli.console import print_note, print_result, status_line
-from manyformer.data.open_images import reduced_images
-from manyformer.errors import UserError
-from manyformer.evaluate import held_images
-from manyformer.generate import image_generation
-from manyformer.generate.image_generation import GeneratedImages
+from manyformer.data.images.open_images import reduced_images
+from manyformer.inference.evaluate import held_images
+from manyformer.inference.generate import image_generation
+from manyformer.inference.generate.image_generation import GeneratedImages
 from manyformer.models import Model
-from manyformer.view import draw_completed, draw_rows, draw_samples
 
 SAMPLES = "samples.png"
 COMPLETED = "completed.png"

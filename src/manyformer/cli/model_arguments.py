@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from manyformer.base.errors import UserError, UserErrors, suggest_names
+from manyformer.base.files.verified_folder import MANIFEST
 from manyformer.cli.console import print_note
-from manyformer.errors import UserError, UserErrors, suggest_names
-from manyformer.files.verified_folder import MANIFEST
 
 if TYPE_CHECKING:
-    from manyformer.generate import Decoding, Translator
+    from manyformer.inference.generate import Decoding, Translator
     from manyformer.models import Model
     from manyformer.recipes import Recipe
 
@@ -24,7 +24,7 @@ def is_folder(name: str) -> bool:
 
 def model_of(name: str, arguments: list[str] | None) -> "tuple[Recipe, dict[str, Any]]":
     """The recipe that `name` refers to and its keywords: a saved model's, updated by `arguments` (KEY=VALUE)."""
-    from manyformer.interop.model_import import read_recipe
+    from manyformer.conversion.hugging_face.model_import import read_recipe
     from manyformer.recipes import get_recipe
 
     recipe, keywords = read_recipe(model_folder(name)) if is_folder(name) else (get_recipe(name), {})
@@ -33,7 +33,7 @@ def model_of(name: str, arguments: list[str] | None) -> "tuple[Recipe, dict[str,
 
 def changed_keywords(name: str, arguments: list[str] | None) -> "dict[str, Any]":
     """The keywords in `arguments` (KEY=VALUE) for the recipe of the model in the folder `name`."""
-    from manyformer.interop.model_import import read_recipe
+    from manyformer.conversion.hugging_face.model_import import read_recipe
 
     recipe, _ = read_recipe(model_folder(name))
     return read_keywords(recipe, arguments)
@@ -90,7 +90,7 @@ def read_keywords(recipe: "Recipe", arguments: list[str] | None) -> dict[str, An
 
 def resolve_device(device: str | None) -> str:
     """The requested device, by default a GPU if there is one. Raises UserError for a device that is not available."""
-    from manyformer.system.devices import available_devices
+    from manyformer.nn.runtime.devices import available_devices
 
     devices = available_devices()
     if device is None:
@@ -112,14 +112,14 @@ def data_paths(data: list[str] | None) -> str | list[str] | None:
 
 def load_model(name: str, device: str | None) -> "Model":
     """The trained model in the folder `name`, on the requested device."""
-    from manyformer.api import load
+    from manyformer.conversion.loading import load
 
     return load(model_folder(name)).to(resolve_device(device))
 
 
 def load_generator(name: str, device: str | None = None) -> "Model":
     """The generative model in the folder `name`. Raises UserError for other models and for one without a tokenizer."""
-    from manyformer.recipes.registry import task_of
+    from manyformer.recipes.parts.registry import task_of
 
     model = load_model(name, device)
     task = task_of(model)
@@ -135,7 +135,7 @@ def use_calibrated_exits(model: "Model", calibration: Path | None, decoding: "De
     """Let tokens exit as the file `calibration` says; None changes nothing. Raises UserError where it does not hold."""
     if calibration is not None:
         # imported here because few models have exits
-        from manyformer.exits import use_calibration
+        from manyformer.inference.early_exit import use_calibration
 
         use_calibration(model, calibration, decoding)
 
@@ -144,8 +144,8 @@ def load_translator(
     name: str, decoding: "Decoding", device: str | None = None, calibration: Path | None = None
 ) -> "Translator":
     """A translator with the encoder-decoder in the folder `name`. Raises UserError for any other model."""
-    from manyformer.generate import Translator
-    from manyformer.generate.protocol import TranslatesText
+    from manyformer.inference.generate import Translator
+    from manyformer.inference.generate.protocol import TranslatesText
 
     model = load_generator(name, device)
     if not isinstance(model, TranslatesText):
@@ -164,7 +164,7 @@ def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
     Without either: one empty prompt. Lines end as those of files do; empty ones are no prompts, and a note says how
     many there were. Raises UserError for `lines` without standard input and for bytes that are not UTF-8.
     """
-    from manyformer.data.text_files import split_lines, without_line_end
+    from manyformer.data.text.text_files import split_lines, without_line_end
 
     # a command in a script without a prompt has a pipe or a file for its input, not a person
     is_piped = prompt == "-" or (prompt is None and not sys.stdin.isatty())
@@ -188,7 +188,7 @@ def read_prompts(prompt: str | None, *, lines: bool) -> list[str]:
 
 def read_argument(text: str) -> str:
     """A text on the command line, or all of standard input for "-". Raises UserError for bytes that are not UTF-8."""
-    from manyformer.data.text_files import without_line_end
+    from manyformer.data.text.text_files import without_line_end
 
     if text == "-":
         return without_line_end(read_text())
@@ -197,7 +197,7 @@ def read_argument(text: str) -> str:
 
 def read_text() -> str:
     """All of standard input as text. Raises UserError for more than `MAX_PROMPT_BYTES`."""
-    from manyformer.data.text_files import decode_text
+    from manyformer.data.text.text_files import decode_text
 
     # one byte more than allowed shows that there are too many without reading them all
     data = sys.stdin.buffer.read(MAX_PROMPT_BYTES + 1)
@@ -208,8 +208,8 @@ def read_text() -> str:
 
 def read_lines(name: str) -> Iterator[str]:
     """The lines of a file, or of standard input where the name is '-', one at a time. Raises UserError without any."""
-    from manyformer.data import text_files
-    from manyformer.data.data_paths import stdin_lines
+    from manyformer.data.pipeline.data_paths import stdin_lines
+    from manyformer.data.text import text_files
 
     if name == "-":
         yield from stdin_lines()

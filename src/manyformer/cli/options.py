@@ -14,9 +14,9 @@ import typer
 from annotated_types import Ge, Le
 from typer import Argument, Option
 
-from manyformer.decoding_options import DecodingOptions
-from manyformer.errors import UserError
-from manyformer.plugins import RECIPE_GROUP, entry_points
+from manyformer.base.errors import UserError
+from manyformer.base.plugins import RECIPE_GROUP, entry_points
+from manyformer.inference.decoding_options import DecodingOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 RECIPES_FOLDER = Path(__file__).parents[1] / "recipes"

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import TRAIN, command
 from manyformer.cli.console import Block, Heading, Output, PageTable
 from manyformer.cli.model_arguments import read_keywords
 from manyformer.cli.options import KeywordsArgument, complete_recipes
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.planning import PlannedTraining
+    from manyformer.analysis.planning import PlannedTraining
 
 
 @command(
@@ -45,7 +45,7 @@ def plan(
     Nothing is trained, and weights are not allocated, so that models of any size are planned; recipes whose operations
     depend on the content of tokens are run once, up to 100 million parameters.
     """
-    from manyformer.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
+    from manyformer.analysis.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
     from manyformer.recipes import get_recipe
 
     if mfu is not None and calibrate:
@@ -74,7 +74,7 @@ def plan(
 
 def _page(plan: "PlannedTraining") -> Iterator[Block]:
     """A plan, and what to do if it does not fit."""
-    from manyformer.costs import FLOP_CONVENTION
+    from manyformer.nn.runtime.costs import FLOP_CONVENTION
 
     keywords = " ".join(f"{name}={value}" for name, value in plan.keywords.items())
     yield f"{plan.recipe} {keywords}".rstrip()
@@ -102,7 +102,7 @@ def _training(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
 
 
 def _memory(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
-    from manyformer.system.devices import format_memory
+    from manyformer.nn.runtime.devices import format_memory
 
     yield "weights", format_memory(plan.weights), "float32"
     yield "gradients", format_memory(plan.gradients), ""
@@ -118,7 +118,7 @@ def _memory(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
 
 
 def _files(plan: "PlannedTraining") -> Iterator[tuple[str, str, str]]:
-    from manyformer.system.devices import format_memory
+    from manyformer.nn.runtime.devices import format_memory
 
     yield "tokens", format_memory(plan.data_bytes), f"{plan.token_bytes} bytes each, read once"
     yield "checkpoint", format_memory(plan.checkpoint_bytes), "weights and moments"

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import print_result
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.options import DeviceOption, complete_runs
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.environments import Trajectories, VectorEnvironment
+    from manyformer.base.environments import Trajectories, VectorEnvironment
 
 
 @command(
@@ -35,10 +35,10 @@ def play(
     """
     import torch
 
-    from manyformer.environments import row_seeds
-    from manyformer.evaluate.eval_data import open_policy
-    from manyformer.rollouts import likeliest_actions, play_steps, sample_actions
-    from manyformer.view.image_sheets import check_animation, write_animation
+    from manyformer.analysis.figures.image_sheets import check_animation, write_animation
+    from manyformer.base.environments import row_seeds
+    from manyformer.data.rollouts import likeliest_actions, play_steps, sample_actions
+    from manyformer.inference.evaluate.eval_data import open_policy
 
     # before the episode is played, so that a wrong suffix costs nothing
     check_animation(out)
@@ -96,16 +96,16 @@ def record(
     """
     import torch
 
-    from manyformer.environments import (
+    from manyformer.base.environments import (
         check_data_set_name,
         make_environment,
         row_seeds,
         write_data_set,
         write_trajectories,
     )
-    from manyformer.evaluate.eval_data import open_policy
-    from manyformer.rollouts import likeliest_actions, sample_actions
-    from manyformer.rollouts.episode_recording import RandomPolicy, join_trajectories, record_episodes
+    from manyformer.data.rollouts import likeliest_actions, sample_actions
+    from manyformer.data.rollouts.episode_recording import RandomPolicy, join_trajectories, record_episodes
+    from manyformer.inference.evaluate.eval_data import open_policy
 
     if out is None and minari is None:
         raise UserError("there is nowhere to write the episodes to: give --out FILE.npz or --minari NAME")

@@ -30,7 +30,7 @@ def plot(
 
     Also works during a run.
     """
-    from manyformer.view import plot_runs
+    from manyformer.analysis.figures import plot_runs
 
     picture = out or (Path(runs[0]) / "curves.png" if len(runs) == 1 else Path("curves.png"))
     plot_runs(runs, picture)
@@ -57,8 +57,8 @@ def regress(
     Compares four bandwidths: one too small, one too large, the best by leaving out each point in turn, and one learned
     by gradient descent.
     """
-    from manyformer.kernels.kernel_regression import KernelRegression, noisy_sample
-    from manyformer.view.curves import draw_regression
+    from manyformer.analysis.figures.curves import draw_regression
+    from manyformer.nn.kernels.kernel_regression import KernelRegression, noisy_sample
 
     regression = KernelRegression(kernel, noisy_sample(points, noise, seed))
     searched = regression.search_bandwidth()

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import json_line, print_note, print_text
 from manyformer.cli.model_arguments import model_folder, resolve_device
 from manyformer.cli.options import DeviceOption, JsonLinesOption, complete_runs
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.evaluate import PredictedInput
+    from manyformer.inference.evaluate import PredictedInput
 
 
 @command(
@@ -51,7 +51,7 @@ def predict(
 
     A table is read by the settings of the run's data. Where it has labels, a note at the end says how many agree.
     """
-    from manyformer.evaluate import predict as predict_labels
+    from manyformer.inference.evaluate import predict as predict_labels
 
     model_folder(run)
     # a table of JSON lines is answered in kind

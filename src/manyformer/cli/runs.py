@@ -6,11 +6,11 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError, suggest_names
+from manyformer.base.files.atomic_files import atomic_copy
 from manyformer.cli.app import TRAIN, app, command, examples_epilog
 from manyformer.cli.console import Output, PageTable, print_json, print_output, print_result
 from manyformer.cli.options import complete_shipped_runs
-from manyformer.errors import UserError, suggest_names
-from manyformer.files.atomic_files import atomic_copy
 
 runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files shipped with the package.")
 app.add_typer(
@@ -79,8 +79,8 @@ def copy_run(
 @command(None, "manyformer runs schema > run.schema.json", name="schema", group=runs)
 def run_schema() -> None:
     """Print the JSON Schema of run files, for completion and validation in editors."""
+    from manyformer.base.plugins import TASK_GROUP, import_entry_points
     from manyformer.config import json_schema
-    from manyformer.plugins import TASK_GROUP, import_entry_points
 
     # kinds of data of installed packages
     import_entry_points(TASK_GROUP)

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError, suggest_names
+from manyformer.base.plugins import is_external
 from manyformer.cli.app import FIND, command
 from manyformer.cli.console import Block, Note, Output, PageTable
 from manyformer.cli.model_arguments import model_of
 from manyformer.cli.options import KeywordsArgument, complete_models, complete_recipes
-from manyformer.errors import UserError, suggest_names
-from manyformer.plugins import is_external
 
 if TYPE_CHECKING:
-    from manyformer.core import PrefixedLayout
-    from manyformer.masks import Mask
-    from manyformer.model_summary import ForwardCost
     from manyformer.models import Model
+    from manyformer.nn.core import PrefixedLayout
+    from manyformer.nn.masks import Mask
     from manyformer.recipes import Recipe
+    from manyformer.recipes.parts.model_summary import ForwardCost
 
 
 PIPED_WIDTH = 120
@@ -88,7 +88,7 @@ def _list_page(selected: "list[Recipe]") -> Iterator[Block]:
 
 def _card_record(recipe: "Recipe") -> dict[str, Any]:
     """The card of a recipe, and the module that defines it, as a JSON record."""
-    from manyformer.recipes.registry import PROMISES
+    from manyformer.recipes.parts.registry import PROMISES
 
     card = recipe.card
     return {
@@ -102,8 +102,8 @@ def _card_record(recipe: "Recipe") -> dict[str, Any]:
 
 
 def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
+    from manyformer.models.tasks import task_named
     from manyformer.recipes import all_recipes
-    from manyformer.tasks import task_named
 
     if task is not None:
         task_named(task)
@@ -164,7 +164,7 @@ def show(
     experts and hashing, the model is built and run instead.
     """
     from manyformer.cli.show_pages import recipe_page
-    from manyformer.recipes.registry import build_on_meta
+    from manyformer.recipes.parts.registry import build_on_meta
 
     recipe, model_keywords = model_of(name, keywords)
     _check_views({"--pattern": pattern, "--properties": properties, "--mixing": mixing}, draw_all=draw_all, out=out)
@@ -194,7 +194,7 @@ def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) ->
 
 def _pattern(model: "Model", length: int, out: Path | None, *, draw_all: bool) -> Output:
     """The attention masks of a model. Raises UserError if it has none."""
-    from manyformer.view import attention_masks
+    from manyformer.analysis.figures import attention_masks
 
     masks = attention_masks(model)
     if not masks:
@@ -208,7 +208,7 @@ def _pattern_page(
     model: "Model", masks: "Mapping[Mask, Sequence[str]]", length: int, out: Path | None, *, draw_all: bool
 ) -> Iterator[Block]:
     """The first mask, or all, with a list of those that are not drawn; a file is written for each of them."""
-    from manyformer.view import draw
+    from manyformer.analysis.figures import draw
 
     heads = model.spec.keywords.get("heads", 1)
     layout, summary_note = _summaries(model, length)
@@ -244,7 +244,7 @@ def _summaries(model: "Model", length: int) -> "tuple[PrefixedLayout | None, str
 
 
 def _cost(model: "Model", length: int | None) -> "ForwardCost":
-    from manyformer.model_summary import forward_cost
+    from manyformer.recipes.parts.model_summary import forward_cost
 
     default_length = 512
     if model.max_length is not None:
@@ -254,7 +254,7 @@ def _cost(model: "Model", length: int | None) -> "ForwardCost":
 
 def _recipe_record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
     from manyformer.config import describe_keywords
-    from manyformer.model_summary import count_parameters, module_rows
+    from manyformer.recipes.parts.model_summary import count_parameters, module_rows
 
     values = model.spec.keywords
     keywords = describe_keywords(recipe.signature)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from manyformer.check.tiny_models import build_tiny
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.heads.properties import ROUNDING, attention_properties, permutation_change
+from manyformer.base.errors import UserError
 from manyformer.cli.console import Block, Heading, Note, Output, PageTable, format_bytes, format_count
 from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
 from manyformer.config import describe_keywords
-from manyformer.errors import UserError
-from manyformer.heads.properties import ROUNDING, attention_properties, permutation_change
-from manyformer.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
 from manyformer.models import Model
 from manyformer.recipes import Recipe, RecipeCard
-from manyformer.recipes.registry import PROMISES, task_of
+from manyformer.recipes.parts.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
+from manyformer.recipes.parts.registry import PROMISES, task_of
 
 if TYPE_CHECKING:
-    from manyformer.heads.properties import AttentionProperties
-    from manyformer.tasks import Inputs
+    from manyformer.analysis.heads.properties import AttentionProperties
+    from manyformer.models.tasks import Inputs
 
 PROPERTIES_LENGTH = 64
 """The length of the input in tokens, unless the model has a fixed length or allows less."""
@@ -191,7 +191,7 @@ def measured_mixing(
     name: str, recipe: Recipe, arguments: list[str] | None, length: int | None, out: Path | None
 ) -> Output:
     """How strongly each output depends on each token, measured. Raises UserError."""
-    from manyformer.view import draw_mixing, mixing_strengths
+    from manyformer.analysis.figures import draw_mixing, mixing_strengths
 
     model = measured_model(name, recipe, arguments)
     inputs = random_inputs(model, length)

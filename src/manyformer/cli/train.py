@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import STOPPED, TRAIN, command
 from manyformer.cli.console import print_heading, print_json, print_note, print_result
 from manyformer.cli.options import complete_trainings, split_arguments
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
     from manyformer.config import RunConfig, SettingHelp
@@ -82,7 +82,7 @@ def train(
 
 
 def _read(target: str | None, overrides: list[str]) -> "RunConfig":
-    from manyformer.train.run_folder import as_training_run
+    from manyformer.training.run_folder import as_training_run
 
     if target is None:
         raise UserError("train needs a name or a file; `manyformer runs` and `manyformer list` show them")
@@ -123,7 +123,7 @@ def _print_setting(setting: "SettingHelp") -> None:
 
 def _train(run: "RunConfig", *, fresh: bool, quiet: bool, as_json: bool) -> None:
     from manyformer.cli.train_output import AfterTraining
-    from manyformer.train import silent, train
+    from manyformer.training import silent, train
 
     if os.environ.get("RANK", "0") != "0":
         # one of several processes of torchrun: only rank 0 prints

@@ -5,24 +5,24 @@ That is a sample from the model, the curves, and suggested next commands."""
 from itertools import islice
 from typing import Any, NamedTuple, TextIO
 
+from manyformer.base.errors import UserError
+from manyformer.base.files.text_tables import printable
+from manyformer.base.system.temporary_folders import temporary_folder
 from manyformer.cli.console import format_count, print_json, print_result, print_text
 from manyformer.config import RunConfig
 from manyformer.data import HeldOutExample, survey_data
-from manyformer.data.kind import OpenRequest, kind_of
-from manyformer.data.opened import DataSurvey, read_examples
-from manyformer.errors import UserError
-from manyformer.files.text_tables import printable
-from manyformer.generate import decoding_from_options, stream, translate
-from manyformer.model_summary import count_parameters, forward_cost, module_rows
+from manyformer.data.pipeline.kind import OpenRequest, kind_of
+from manyformer.data.pipeline.opened import DataSurvey, read_examples
+from manyformer.inference.generate import decoding_from_options, stream, translate
 from manyformer.models import Model
+from manyformer.models.tasks.masked_language_modelling import HEAD, expected_head
 from manyformer.recipes import get_recipe
-from manyformer.recipes.registry import build_on_meta, task_of
-from manyformer.system.temporary_folders import temporary_folder
-from manyformer.tasks.masked_language_modelling import HEAD, expected_head
-from manyformer.train import TrainingEvent, TrainingFinished, TrainResult
-from manyformer.train.build_model import surveyed_model
-from manyformer.train.events import LiveReporter, reporter
-from manyformer.train.optimizers import weight_decay_groups
+from manyformer.recipes.parts.model_summary import count_parameters, forward_cost, module_rows
+from manyformer.recipes.parts.registry import build_on_meta, task_of
+from manyformer.training import TrainingEvent, TrainingFinished, TrainResult
+from manyformer.training.build_model import surveyed_model
+from manyformer.training.events import LiveReporter, reporter
+from manyformer.training.optimizers import weight_decay_groups
 
 SAMPLE_TOKENS = 160
 """Length in tokens of a language model's sample."""
@@ -143,7 +143,7 @@ class AfterTraining:
 
     def show(self, run: RunConfig, result: TrainResult) -> None:
         """Print a sample, plot the curves, and print the next commands."""
-        from manyformer.view import plot_runs
+        from manyformer.analysis.figures import plot_runs
 
         if not self.quiet:
             self._print_sample(run, result)

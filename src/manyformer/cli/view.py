@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from typer import Argument, Option
 
+from manyformer.base.errors import UserError
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import Block, Note, Output, PageTable, print_note, print_result, status_line
 from manyformer.cli.model_arguments import load_model, read_argument, resolve_device
 from manyformer.cli.options import AnswerOption, DeviceOption, PictureOption, RunArgument
-from manyformer.errors import UserError
 
 if TYPE_CHECKING:
-    from manyformer.view.attention_maps import AttentionMap
-    from manyformer.viewer.model_view import ModelView
-    from manyformer.viewer.server import ServedModel
+    from manyformer.analysis.figures.attention_maps import AttentionMap
+    from manyformer.analysis.viewer.model_view import ModelView
+    from manyformer.analysis.viewer.server import ServedModel
 
 
 @command(
@@ -57,11 +57,11 @@ def view(
     The page is one file for any browser, which needs no network. With --serve, the page takes other texts, and heads
     can be switched off.
     """
-    from manyformer.evaluate.eval_data import held_batch, held_images
-    from manyformer.heads import read_head_labels
-    from manyformer.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text
-    from manyformer.viewer.page import AttentionPage, render_page
-    from manyformer.viewer.server import ServedModel
+    from manyformer.analysis.heads import read_head_labels
+    from manyformer.analysis.viewer.model_view import image_task, shows_rows_of_data, view_image, view_row, view_text
+    from manyformer.analysis.viewer.page import AttentionPage, render_page
+    from manyformer.analysis.viewer.server import ServedModel
+    from manyformer.inference.evaluate.eval_data import held_batch, held_images
 
     if serve and out is not None:
         raise UserError("--out writes a page and --serve writes none: give one of them")
@@ -71,7 +71,7 @@ def view(
         ServedModel(name, load_model(name, device), read_head_labels(Path(name))) for name in (run, *(compare or []))
     ]
     if datastore is not None:
-        from manyformer.datastore import Datastore, knn_lm
+        from manyformer.inference.datastore import Datastore, knn_lm
 
         # a datastore belongs to one model, whose keys it has
         models[0] = models[0]._replace(model=knn_lm(models[0].model, Datastore(datastore)))
@@ -102,7 +102,7 @@ def view(
 
 
 def _serve(models: "list[ServedModel]", text: str, answer: str | None, port: int) -> None:
-    from manyformer.viewer.server import ViewServer
+    from manyformer.analysis.viewer.server import ViewServer
 
     with ViewServer(models, text, answer, port=port) as server:
         print_result(server.url)
@@ -141,7 +141,7 @@ def attention(
     For a translation model rows are target tokens and columns source tokens; otherwise both are the text. Cells are
     relative to the largest weight of their row, which ends the line with its token. With --sound columns are seconds.
     With --compare, several models read the same. With --regions, a run with a memory reads its own held-out text."""
-    from manyformer.view.attention_maps import draw_maps, select_map
+    from manyformer.analysis.figures.attention_maps import draw_maps, select_map
 
     if regions:
         return _region_masses(run, device)
@@ -161,7 +161,7 @@ def attention(
 
 def _attention_page(selected: "Callable[[], Mapping[str, AttentionMap]]", *, per_head: bool) -> Iterator[Block]:
     """A map of characters for each model, or for each of its heads."""
-    from manyformer.view.attention_maps import describe_map
+    from manyformer.analysis.figures.attention_maps import describe_map
 
     yield Note("cells are relative to the largest weight of their row, given at its end; · is a weight of exactly 0")
     for name, attention_map in selected().items():
@@ -180,9 +180,9 @@ def _maps_of(
     run: str, text: str | None, sound: str | None, answer: str | None, device: str | None
 ) -> "list[AttentionMap]":
     """The attention of the run's model to the text or the sound."""
-    from manyformer.evaluate.eval_data import task_of_run
-    from manyformer.evaluate.predict import first_recording, open_transcriber
-    from manyformer.view.attention_maps import attention_maps, sound_maps
+    from manyformer.analysis.figures.attention_maps import attention_maps, sound_maps
+    from manyformer.inference.evaluate.eval_data import task_of_run
+    from manyformer.inference.evaluate.predict import first_recording, open_transcriber
 
     # exactly one of both
     if (text is None) == (sound is None):
@@ -204,8 +204,8 @@ def _maps_of(
 
 def _region_masses(run: str, device: str | None) -> Output:
     """The share of attention to each region (memory, segment) for each layer."""
-    from manyformer.evaluate.eval_data import open_run
-    from manyformer.view.region_masses import region_masses
+    from manyformer.analysis.figures.region_masses import region_masses
+    from manyformer.inference.evaluate.eval_data import open_run
 
     model = load_model(run, device)
     held_out = open_run(run).load_split(None).batches
@@ -249,7 +249,7 @@ def spans(
     device: DeviceOption = None,
 ) -> Output:
     """Show the learned attention span of each head of each layer."""
-    from manyformer.view.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text
+    from manyformer.analysis.figures.token_work import describe_spans, draw_spans, layer_spans, layer_spans_for_text
 
     model = load_model(run, device)
     if text is None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from manyformer.base.errors import UserError, UserErrors, suggest_names
+from manyformer.base.files.json_records import special_kind
 from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_run_file
@@ -16,8 +18,6 @@ from manyformer.config.setting_names import selected_member, tag_of
 from manyformer.config.shipped import shipped_runs
 from manyformer.config.training_sections import NoamSchedule
 from manyformer.config.validation_errors import validate
-from manyformer.errors import UserError, UserErrors, suggest_names
-from manyformer.files.json_records import special_kind
 
 RUN_FILE = "run.yaml"
 """The name under which a run's folder keeps its merged run file."""

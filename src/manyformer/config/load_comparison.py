@@ -11,6 +11,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
+from manyformer.base.errors import UserError, UserErrors, format_value, suggest_names
+from manyformer.base.files.json_records import special_kind
 from manyformer.config.comparison import CaseTrial, Comparison, ComparisonCase, ComparisonFile, cannot_sweep
 from manyformer.config.load import (
     RecipeLookup,
@@ -28,8 +30,6 @@ from manyformer.config.section import ConfigSection
 from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.shipped import run_description, shipped_comparisons
 from manyformer.config.validation_errors import error_text
-from manyformer.errors import UserError, UserErrors, format_value, suggest_names
-from manyformer.files.json_records import special_kind
 
 ValidatedSection = TypeVar("ValidatedSection", bound=ConfigSection)
 

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+from manyformer.base.errors import UserError, UserErrors, format_value
 from manyformer.config.run_file import MAX_SETTINGS, parse_value
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation, overlay
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, leaf, suggest_setting, valid_settings
-from manyformer.errors import UserError, UserErrors, format_value
 
 
 class SettingOverride(NamedTuple):

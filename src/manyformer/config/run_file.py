@@ -11,11 +11,11 @@ from typing import Any
 import yaml
 from yaml.reader import Reader
 
+from manyformer.base.errors import UserError, format_value
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath, SourceLocation
 from manyformer.config.setting_names import SECTIONS
 from manyformer.config.training_sections import NoamSchedule
-from manyformer.errors import UserError, format_value
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_DEPTH = 20

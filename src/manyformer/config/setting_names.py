@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, get_args
 
 from pydantic.fields import FieldInfo
 
+from manyformer.base.errors import format_value
 from manyformer.config.data_sections import DATA_SECTIONS, DataSection, select_section
+from manyformer.config.keyword_checks import meaning_of, type_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
-from manyformer.errors import format_value
-from manyformer.keyword_checks import meaning_of, type_text
 
 
 def _members(annotation: Any) -> tuple[type[ConfigSection], ...]:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-FOLDER = Path(__file__).parent.parent / "experiments"
+FOLDER = Path(__file__).parent / "experiments"
 COMPARISONS = "comparisons"
 """The folder below it for comparison files, which `manyformer compare` reads."""
 SUITE_RESULTS = FOLDER / "results" / "suite-full.json"

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from manyformer.base.errors import UserError, UserErrors
 from manyformer.config.comparison import Comparison, ComparisonCase, ComparisonFile
 from manyformer.config.load import RecipeLookup
 from manyformer.config.load_comparison import find_comparison, read_cases, read_parts, take_mapping, validate_section
 from manyformer.config.run_file import read_mapping
 from manyformer.config.section import ConfigSection, PathText, PositiveInt, SettingConflict, TupleOrText
 from manyformer.config.setting_layers import SettingError, SettingLayer
-from manyformer.errors import UserError, UserErrors
 
 BudgetName = Literal["steps", "operations", "seconds"]
 TASKS_KEY = "tasks"

@@ -8,19 +8,13 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from manyformer.base.errors import format_value
 from manyformer.config.data_sections import DATA_SECTIONS
+from manyformer.config.keyword_checks import as_json, check_value, choice_error_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath
-from manyformer.config.setting_names import (
-    section_members,
-    suggest_setting,
-    tag_of,
-    valid_settings,
-    variant_of_setting,
-)
-from manyformer.errors import format_value
-from manyformer.keyword_checks import as_json, check_value, choice_error_text
+from manyformer.config.setting_names import section_members, suggest_setting, tag_of, valid_settings, variant_of_setting
 
 _TYPES = {
     "int_type": "a whole number",

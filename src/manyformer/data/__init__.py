@@ -4,17 +4,17 @@ import importlib
 import pkgutil
 from pathlib import Path
 
-from manyformer.batches import TextUnits
+from manyformer.base.errors import UserError, suggest_names
+from manyformer.base.files.atomic_files import make_folder
+from manyformer.base.type_aliases import LogFn
 from manyformer.config import DataSection
-from manyformer.data.data_paths import check_paths, files_at, is_plain_path, named_paths
-from manyformer.data.epochs import HeldOutBatches, Sampler, TrainingFeed
-from manyformer.data.kind import HELD_OUT_SPLITS, DataKind, OpenRequest, kind_of, no_log, register
-from manyformer.data.opened import DataSurvey, EvaluationData, EvaluationPath, HeldOutExample, OpenedData
-from manyformer.data.saved_tokenizers import TokenizerPair, load_tokenizers
-from manyformer.data.tokenizer import StreamDecoder, Tokenizer
-from manyformer.errors import UserError, suggest_names
-from manyformer.files.atomic_files import make_folder
-from manyformer.type_aliases import LogFn
+from manyformer.data.batching.epochs import HeldOutBatches, Sampler, TrainingFeed
+from manyformer.data.pipeline.data_paths import check_paths, files_at, is_plain_path, named_paths
+from manyformer.data.pipeline.kind import HELD_OUT_SPLITS, DataKind, OpenRequest, kind_of, no_log, register
+from manyformer.data.pipeline.opened import DataSurvey, EvaluationData, EvaluationPath, HeldOutExample, OpenedData
+from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair, load_tokenizers
+from manyformer.data.tokenizers.tokenizer import StreamDecoder, Tokenizer
+from manyformer.nn.batches import TextUnits
 
 __all__ = [
     "DataKind",

@@ -6,15 +6,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
-from manyformer.core import Context, Layer, LayerOutput, State, WatchFn, apply_layer, no_watch
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models.encoder_model import mean_over_tokens
 from manyformer.models.frame_embedding import FrameEmbedding, FrameState, is_frame
 from manyformer.models.head import BatchLoss, BatchScore, ClassHead, apply_head
 from manyformer.models.model import Model, ModelOutput, max_length_of
 from manyformer.models.temporal_res_net import TemporalResNet
-from manyformer.ops.ctc import LabelSequence, ctc_losses, edit_distance, greedy_labels, prefix_beam_search
+from manyformer.nn.batches import IGNORE_INDEX, AudioClassificationBatch, TranscriptionBatch
+from manyformer.nn.core import Context, Layer, LayerOutput, State, WatchFn, apply_layer, no_watch
+from manyformer.nn.ops.ctc import LabelSequence, ctc_losses, edit_distance, greedy_labels, prefix_beam_search
 
 
 @final

@@ -8,11 +8,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX
-from manyformer.core import Context
 from manyformer.models.head import BatchLoss, ClassHead, OutputHead
-from manyformer.torch_internals import compiler_disabled
-from manyformer.training_hooks import TracksProgress
+from manyformer.nn.batches import IGNORE_INDEX
+from manyformer.nn.core import Context
+from manyformer.nn.runtime.torch_internals import compiler_disabled
+from manyformer.nn.runtime.training_hooks import TracksProgress
 
 
 class LossInputs(NamedTuple):

@@ -10,9 +10,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.batches.batch import SegmentLayout
-from manyformer.batches.episode_batches import TrajectoryBatch
-from manyformer.core import (
+from manyformer.base.errors import UserError
+from manyformer.models.embedding import ModelState, StreamTail, empty_tail, positions_of
+from manyformer.models.head import BoundedActionHead, ClassHead, apply_head
+from manyformer.models.model import Model, ModelOutput, max_length_of
+from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.batches.episode_batches import TrajectoryBatch
+from manyformer.nn.core import (
     Context,
     Layer,
     LayerOutput,
@@ -23,11 +27,7 @@ from manyformer.core import (
     apply_layer,
     no_watch,
 )
-from manyformer.dropout import Dropout
-from manyformer.errors import UserError
-from manyformer.models.embedding import ModelState, StreamTail, empty_tail, positions_of
-from manyformer.models.head import BoundedActionHead, ClassHead, apply_head
-from manyformer.models.model import Model, ModelOutput, max_length_of
+from manyformer.nn.runtime.dropout import Dropout
 
 Actions = Int[Tensor, "b l"] | Float[Tensor, "b l a"]
 """Discrete actions, -1 for none, or vectors of continuous ones in the units of the environment."""

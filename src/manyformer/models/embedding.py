@@ -11,8 +11,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.batches.batch import SegmentLayout, segment_layout
-from manyformer.core import (
+from manyformer.base.errors import UserError
+from manyformer.nn.batches.batch import SegmentLayout, segment_layout
+from manyformer.nn.core import (
     PADDING_SEGMENT,
     AlignedLayout,
     ContiguousLayout,
@@ -20,11 +21,10 @@ from manyformer.core import (
     TokenPositions,
     contiguous_positions,
 )
-from manyformer.device_reads import is_readable
-from manyformer.dropout import Dropout
-from manyformer.errors import UserError
-from manyformer.position.absolute import SentenceTypePosition
-from manyformer.position.position import NoPosition, Position
+from manyformer.nn.positions.absolute import SentenceTypePosition
+from manyformer.nn.positions.position import NoPosition, Position
+from manyformer.nn.runtime.device_reads import is_readable
+from manyformer.nn.runtime.dropout import Dropout
 
 UNSTARTED_SEGMENT = -2
 """The segment id of a row without tokens so far."""

@@ -8,9 +8,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch, TaggingBatch
-from manyformer.batches.batch import SegmentLayout
-from manyformer.core import (
+from manyformer.base.errors import UserError
+from manyformer.models.embedding import TokenEmbedding, positions_of
+from manyformer.models.head import BatchLoss, BatchScore, ClassHead, apply_head, count_targets
+from manyformer.models.model import B, Model, ModelOutput, max_length_of
+from manyformer.nn.attention.global_summaries import PartSummaries, SummaryPrefixedLayer, SummaryTokens
+from manyformer.nn.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch, TaggingBatch
+from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.core import (
     PADDING_SEGMENT,
     SUMMARY_ROLE,
     Context,
@@ -23,14 +28,9 @@ from manyformer.core import (
     apply_layer,
     no_watch,
 )
-from manyformer.errors import UserError
-from manyformer.kernels.kernel import named_kernels
-from manyformer.masks import SamePart, WithRole
-from manyformer.masks.mask import any_node
-from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer, SummaryTokens
-from manyformer.models.embedding import TokenEmbedding, positions_of
-from manyformer.models.head import BatchLoss, BatchScore, ClassHead, apply_head, count_targets
-from manyformer.models.model import B, Model, ModelOutput, max_length_of
+from manyformer.nn.kernels.kernel import named_kernels
+from manyformer.nn.masks import SamePart, WithRole
+from manyformer.nn.masks.mask import any_node
 
 EncoderBatch = AnswerSpanBatch | ClassificationBatch
 """A batch of one or two texts in each row."""
@@ -177,7 +177,7 @@ class Tagger(EncoderModel[TaggingBatch]):
     """Labels each word at its first token (as Devlin et al. 2019, section 5.3); logits are (b, l, classes).
 
     `trees` holds the three numbers of each token's node in the dependency tree, for tree position encodings.
-    `manyformer.structures` computes them from heads (`preorder_columns`); all tokens of a word share
+    `manyformer.nn.structures` computes them from heads (`preorder_columns`); all tokens of a word share
     them."""
 
     def forward(

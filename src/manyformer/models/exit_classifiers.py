@@ -7,9 +7,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.depth.exit_rules import split_exit_layer
 from manyformer.models.head import BatchLoss, BatchScore, OutputHead
-from manyformer.training_hooks import OptionalOnLoad, WrapsLoadedModule
+from manyformer.nn.depth.exit_rules import split_exit_layer
+from manyformer.nn.runtime.training_hooks import OptionalOnLoad, WrapsLoadedModule
 
 
 @final

@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX
-from manyformer.core import TokenPositions
-from manyformer.depth.exit_rules import GeometricExitRule, LearnedExitRule, drop_exit_layer
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs, divide_by_targets
 from manyformer.models.exit_classifiers import exit_logits, exit_loss
 from manyformer.models.head import OutputHead
-from manyformer.training_hooks import RequiresPretrained
+from manyformer.nn.batches import IGNORE_INDEX
+from manyformer.nn.core import TokenPositions
+from manyformer.nn.depth.exit_rules import GeometricExitRule, LearnedExitRule, drop_exit_layer
+from manyformer.nn.runtime.training_hooks import RequiresPretrained
 
 ExitOracle = Callable[[Float[Tensor, "b l v"], Int[Tensor, "b l"]], Float[Tensor, "b l"]]
 """From the logits of a layer and the targets to the score of each prediction, undefined for ignored targets."""

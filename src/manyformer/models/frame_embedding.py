@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.batches.batch import SegmentLayout
-from manyformer.core import PADDING_SEGMENT, TokenPositions
-from manyformer.dropout import Dropout
-from manyformer.errors import UserError
-from manyformer.feedforward import init_glorot
+from manyformer.base.errors import UserError
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, StreamTail, empty_tail, positions_of
-from manyformer.position.position import NoPosition, Position
+from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.core import PADDING_SEGMENT, TokenPositions
+from manyformer.nn.feed_forward.feedforward import init_glorot
+from manyformer.nn.positions.position import NoPosition, Position
+from manyformer.nn.runtime.dropout import Dropout
 
 
 class FrameState(NamedTuple):

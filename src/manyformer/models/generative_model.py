@@ -8,25 +8,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from manyformer.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
-from manyformer.batches.batch import SegmentLayout
-from manyformer.bound_step import DecodeStep, bind_step, callable_of, is_bound
-from manyformer.core import (
-    PADDING_SEGMENT,
-    Context,
-    ContiguousLayout,
-    Layer,
-    LayeredStack,
-    LayerOutput,
-    MemorySequence,
-    State,
-    TokenPositions,
-    WatchFn,
-    apply_layer,
-    no_watch,
-)
-from manyformer.depth.early_exit_stack import EarlyExit, EarlyExitStep
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models.auxiliary_losses import AuxiliaryLoss, LossInputs
 from manyformer.models.embedding import (
     ModelState,
@@ -41,9 +23,27 @@ from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.head import BatchLoss, OutputHead, apply_head
 from manyformer.models.model import B, Model, ModelOutput, max_length_of
 from manyformer.models.static_step import StaticStepFn, static_token_step
-from manyformer.sources.static_cache import NotStaticError
-from manyformer.torch_internals import has_hooks
-from manyformer.training_hooks import StatefulAcrossBatches, uses_neighbours
+from manyformer.nn.attention.kv_cache.static_cache import NotStaticError
+from manyformer.nn.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
+from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.core import (
+    PADDING_SEGMENT,
+    Context,
+    ContiguousLayout,
+    Layer,
+    LayeredStack,
+    LayerOutput,
+    MemorySequence,
+    State,
+    TokenPositions,
+    WatchFn,
+    apply_layer,
+    no_watch,
+)
+from manyformer.nn.decoding.bound_step import DecodeStep, bind_step, callable_of, is_bound
+from manyformer.nn.depth.early_exit_stack import EarlyExit, EarlyExitStep
+from manyformer.nn.runtime.torch_internals import has_hooks
+from manyformer.nn.runtime.training_hooks import StatefulAcrossBatches, uses_neighbours
 
 NextTokenFn = Callable[[Tensor, State, MemorySequence | None], tuple[Tensor, State]]
 """From tokens (b, 1), the state and, for a decoder, the encoded source to logits (b, 1, v) and the next state."""

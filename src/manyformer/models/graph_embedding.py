@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.core import PADDING_SEGMENT, Context, GraphEdges
-from manyformer.dropout import Dropout
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models.embedding import positions_of
-from manyformer.ops.graph_distances import NO_PATH, graph_distances, mean_along_shortest_paths
-from manyformer.ops.sparse_features import sparse_product
-from manyformer.training_hooks import UndecayedParameters
+from manyformer.nn.core import PADDING_SEGMENT, Context, GraphEdges
+from manyformer.nn.ops.graph_distances import NO_PATH, graph_distances, mean_along_shortest_paths
+from manyformer.nn.ops.sparse_features import sparse_product
+from manyformer.nn.runtime.dropout import Dropout
+from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 NO_EDGE = -1
 """The source and target of padding among the edges of a row."""

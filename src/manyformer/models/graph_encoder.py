@@ -6,20 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from manyformer.batches import GraphBatch
-from manyformer.core import (
-    PADDING_SEGMENT,
-    Context,
-    Layer,
-    LayerOutput,
-    MakesStream,
-    State,
-    WatchFn,
-    WeightAxes,
-    apply_layer,
-    no_watch,
-)
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models.embedding import positions_of
 from manyformer.models.encoder_model import select_targets
 from manyformer.models.graph_embedding import (
@@ -31,6 +18,19 @@ from manyformer.models.graph_embedding import (
 )
 from manyformer.models.head import OutputHead, apply_head
 from manyformer.models.model import Model, ModelOutput
+from manyformer.nn.batches import GraphBatch
+from manyformer.nn.core import (
+    PADDING_SEGMENT,
+    Context,
+    Layer,
+    LayerOutput,
+    MakesStream,
+    State,
+    WatchFn,
+    WeightAxes,
+    apply_layer,
+    no_watch,
+)
 
 
 class GraphEncoder(Model[GraphBatch], MakesStream):

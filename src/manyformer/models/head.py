@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX
-from manyformer.batches.episode_batches import count_action_targets
-from manyformer.core import State
-from manyformer.errors import UserError
-from manyformer.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
-from manyformer.ops.logistic_bins import log_level, log_levels
-from manyformer.position.content_positions import capped
-from manyformer.torch_internals import autocast_disabled
+from manyformer.base.errors import UserError
+from manyformer.nn.batches import IGNORE_INDEX
+from manyformer.nn.batches.episode_batches import count_action_targets
+from manyformer.nn.core import State
+from manyformer.nn.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
+from manyformer.nn.ops.logistic_bins import log_level, log_levels
+from manyformer.nn.positions.content_positions import capped
+from manyformer.nn.runtime.torch_internals import autocast_disabled
 
 MIN_CHUNKED_CLASSES = 8192
 """From this many classes on, the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""

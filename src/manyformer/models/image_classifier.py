@@ -8,9 +8,12 @@ from einops import rearrange
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.batches import ImageClassificationBatch
-from manyformer.batches.batch import SegmentLayout
-from manyformer.core import (
+from manyformer.models.embedding import EmbeddedSource, SourceEmbedding
+from manyformer.models.head import ClassHead, apply_head
+from manyformer.models.model import Model, ModelOutput
+from manyformer.nn.batches import ImageClassificationBatch
+from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.core import (
     Context,
     Layer,
     LayerOutput,
@@ -21,13 +24,10 @@ from manyformer.core import (
     contiguous_positions,
     no_watch,
 )
-from manyformer.dropout import Dropout
-from manyformer.feedforward import init_glorot
-from manyformer.models.embedding import EmbeddedSource, SourceEmbedding
-from manyformer.models.head import ClassHead, apply_head
-from manyformer.models.model import Model, ModelOutput
-from manyformer.position.position import NoPosition, Position
-from manyformer.training_hooks import UndecayedParameters
+from manyformer.nn.feed_forward.feedforward import init_glorot
+from manyformer.nn.positions.position import NoPosition, Position
+from manyformer.nn.runtime.dropout import Dropout
+from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 MAX_PIXEL_VALUE = 255
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from manyformer.core import Layer
-from manyformer.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.models.generative_model import GenerativeModel
+from manyformer.nn.core import Layer
+from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
 
 PACKAGE = Path(__file__).parents[1]
 NAMES_SHOWN = 2

@@ -11,8 +11,12 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.batches import IGNORE_INDEX, MaskedLMBatch
-from manyformer.core import (
+from manyformer.models.embedding import TokenEmbedding, positions_of
+from manyformer.models.encoder_model import TextEncoderModel, select_targets
+from manyformer.models.head import BatchLoss, ClassHead
+from manyformer.nn.attention.global_summaries import PartSummaries, SummaryPrefixedLayer
+from manyformer.nn.batches import IGNORE_INDEX, MaskedLMBatch
+from manyformer.nn.core import (
     PADDING_SEGMENT,
     Context,
     Layer,
@@ -22,14 +26,10 @@ from manyformer.core import (
     TokenPositions,
     no_watch,
 )
-from manyformer.masks.mask import part_ids_of
-from manyformer.mixers.global_summaries import PartSummaries, SummaryPrefixedLayer
-from manyformer.models.embedding import TokenEmbedding, positions_of
-from manyformer.models.encoder_model import TextEncoderModel, select_targets
-from manyformer.models.head import BatchLoss, ClassHead
-from manyformer.ops.static_layout import materialize
-from manyformer.system.devices import send
-from manyformer.torch_internals import compiler_disabled
+from manyformer.nn.masks.mask import part_ids_of
+from manyformer.nn.ops.static_layout import materialize
+from manyformer.nn.runtime.devices import send
+from manyformer.nn.runtime.torch_internals import compiler_disabled
 
 DRAWN_MASK_ID = 4
 """The mask of drawn batches, which come from no tokenizer; others bring that of theirs."""

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from manyformer.batches import IGNORE_INDEX, ModalitiesBatch
-from manyformer.core import Context, Layer, LayerOutput, MemorySequence, State, WatchFn, apply_layer, no_watch
-from manyformer.errors import UserError
-from manyformer.mixers.modality_fusion import Fusion, has_tokens
+from manyformer.base.errors import UserError
 from manyformer.models.embedding import SourceEmbedding
 from manyformer.models.encoder_model import mean_over_tokens
 from manyformer.models.head import BatchLoss, BatchScore, ClassHead, apply_head
 from manyformer.models.model import Model, ModelOutput
+from manyformer.nn.attention.modality_fusion import Fusion, has_tokens
+from manyformer.nn.batches import IGNORE_INDEX, ModalitiesBatch
+from manyformer.nn.core import Context, Layer, LayerOutput, MemorySequence, State, WatchFn, apply_layer, no_watch
 
 
 @final

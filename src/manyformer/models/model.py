@@ -12,9 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from manyformer.batches import Batch, to_device
-from manyformer.core import LayerOutput, State, tree_map
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models.embedding import check_length
 from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 from manyformer.models.model_files import (
@@ -25,7 +23,9 @@ from manyformer.models.model_files import (
     replacement_folder,
     write_parts,
 )
-from manyformer.torch_internals import has_autocast
+from manyformer.nn.batches import Batch, to_device
+from manyformer.nn.core import LayerOutput, State, tree_map
+from manyformer.nn.runtime.torch_internals import has_autocast
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""

@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
 
-from manyformer.errors import NonFiniteWeights, UserError
-from manyformer.files import TOKENIZER_FILES
-from manyformer.files.atomic_files import (
+from manyformer.base.errors import NonFiniteWeights, UserError
+from manyformer.base.files import TOKENIZER_FILES
+from manyformer.base.files.atomic_files import (
     atomic_copy,
     atomic_path,
     draft_path,
@@ -30,11 +30,11 @@ from manyformer.files.atomic_files import (
     report_not_written,
     sync_folder,
 )
-from manyformer.files.json_records import Count, DamagedFile, FileRecord, read_json
-from manyformer.files.text_tables import printable_line
-from manyformer.files.verified_folder import MARK, VerifiedFolder, write_manifest
-from manyformer.keyword_checks import as_json
-from manyformer.torch_internals import tensor_norms
+from manyformer.base.files.json_records import Count, DamagedFile, FileRecord, read_json
+from manyformer.base.files.text_tables import printable_line
+from manyformer.base.files.verified_folder import MARK, VerifiedFolder, write_manifest
+from manyformer.config.keyword_checks import as_json
+from manyformer.nn.runtime.torch_internals import tensor_norms
 
 GENERATION_FILE = "generation.json"
 

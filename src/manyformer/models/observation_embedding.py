@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
-from manyformer.attention.acting_step import bind_rows
-from manyformer.spaces import ObservationSpace, PixelSpace
-from manyformer.torch_internals import has_hooks
+from manyformer.base.spaces import ObservationSpace, PixelSpace
+from manyformer.nn.decoding.acting_step import bind_rows
+from manyformer.nn.runtime.torch_internals import has_hooks
 
 PIXEL_CHANNELS = (16, 32, 32)
 """The channels of the convolutions over pixels, each of which halves height and width."""

@@ -6,11 +6,14 @@ import torch
 from jaxtyping import Bool, Float, Int64, Shaped
 from torch import Tensor, nn
 
-from manyformer.attention.acting_step import bind_rows, end_acting
-from manyformer.batches.batch import SegmentLayout
-from manyformer.batches.episode_batches import ClippedObjective, EpisodesToPlay, RolloutBatch
-from manyformer.bound_step import bind_step
-from manyformer.core import (
+from manyformer.base.errors import UserError
+from manyformer.models.embedding import ModelState, empty_tail, materialize_tail, positions_of
+from manyformer.models.head import BatchLoss, BatchScore
+from manyformer.models.model import Model
+from manyformer.models.observation_embedding import ObservationEmbedding
+from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.batches.episode_batches import ClippedObjective, EpisodesToPlay, RolloutBatch
+from manyformer.nn.core import (
     PADDING_SEGMENT,
     AlignedLayout,
     Context,
@@ -21,11 +24,8 @@ from manyformer.core import (
     apply_layer,
     no_watch,
 )
-from manyformer.errors import UserError
-from manyformer.models.embedding import ModelState, empty_tail, materialize_tail, positions_of
-from manyformer.models.head import BatchLoss, BatchScore
-from manyformer.models.model import Model
-from manyformer.models.observation_embedding import ObservationEmbedding
+from manyformer.nn.decoding.acting_step import bind_rows, end_acting
+from manyformer.nn.decoding.bound_step import bind_step
 
 MIN_ADVANTAGE_STD = 1e-3
 """Advantages with a smaller deviation are not normalized."""

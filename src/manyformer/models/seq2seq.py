@@ -11,9 +11,15 @@ from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 from typing_extensions import TypeVar
 
-from manyformer.batches import IGNORE_INDEX, Seq2SeqBatch, TranscriptionBatch
-from manyformer.batches.batch import SegmentLayout
-from manyformer.core import (
+from manyformer.base.errors import UserError
+from manyformer.models.auxiliary_losses import AuxiliaryLoss
+from manyformer.models.embedding import ModelState, SourceEmbedding, TokenEmbedding, check_length
+from manyformer.models.generative_model import DecoderInput, GenerativeModel
+from manyformer.models.head import OutputHead, apply_head
+from manyformer.models.model import ModelOutput, max_length_of
+from manyformer.nn.batches import IGNORE_INDEX, Seq2SeqBatch, TranscriptionBatch
+from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.core import (
     PADDING_SEGMENT,
     Context,
     Layer,
@@ -25,13 +31,7 @@ from manyformer.core import (
     apply_layer,
     no_watch,
 )
-from manyformer.errors import UserError
-from manyformer.models.auxiliary_losses import AuxiliaryLoss
-from manyformer.models.embedding import ModelState, SourceEmbedding, TokenEmbedding, check_length
-from manyformer.models.generative_model import DecoderInput, GenerativeModel
-from manyformer.models.head import OutputHead, apply_head
-from manyformer.models.model import ModelOutput, max_length_of
-from manyformer.ops.ctc import BLANK, ctc_losses, needed_positions
+from manyformer.nn.ops.ctc import BLANK, ctc_losses, needed_positions
 
 
 @final

@@ -8,16 +8,10 @@ from jaxtyping import Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyformer.core import PADDING_SEGMENT, Context, Layer, MemorySequence, State, StepLayout, TokenPositions
-from manyformer.models.embedding import (
-    UNSTARTED_SEGMENT,
-    StreamTail,
-    TokenEmbedding,
-    materialize_tail,
-    positions_of,
-)
+from manyformer.models.embedding import UNSTARTED_SEGMENT, StreamTail, TokenEmbedding, materialize_tail, positions_of
 from manyformer.models.head import OutputHead
-from manyformer.sources.static_cache import NotStaticError
+from manyformer.nn.attention.kv_cache.static_cache import NotStaticError
+from manyformer.nn.core import PADDING_SEGMENT, Context, Layer, MemorySequence, State, StepLayout, TokenPositions
 
 
 class StaticTail(NamedTuple):

@@ -8,9 +8,9 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor, nn
 
-from manyformer.batches.batch import SegmentLayout
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, positions_of
 from manyformer.models.frame_embedding import check_frames, is_frame, move_padding
+from manyformer.nn.batches.batch import SegmentLayout
 
 FIRST_KERNEL = 3
 KERNEL = 9

@@ -7,21 +7,7 @@ from typing import Any, Literal, TypeVar, cast
 
 from torch import nn
 
-from manyformer.core import Chain, Layer
-from manyformer.depth.early_exit_stack import EarlyExit
-from manyformer.depth.exit_rules import (
-    ExitRule,
-    GeometricExitRule,
-    LearnedExitRule,
-    MarginExitRule,
-    MaxProbabilityExitRule,
-    MultinomialExitRule,
-    NeverExit,
-    SaturationExitRule,
-    SequenceExitRule,
-)
-from manyformer.dropout import Dropout
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models import EncoderDecoder, GenerativeModel, LanguageModel, Model, ModelSpec
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.exit_loss import (
@@ -33,6 +19,20 @@ from manyformer.models.exit_loss import (
     OraclePredictionLoss,
 )
 from manyformer.models.generative_model import as_generative
+from manyformer.nn.core import Chain, Layer
+from manyformer.nn.depth.early_exit_stack import EarlyExit
+from manyformer.nn.depth.exit_rules import (
+    ExitRule,
+    GeometricExitRule,
+    LearnedExitRule,
+    MarginExitRule,
+    MaxProbabilityExitRule,
+    MultinomialExitRule,
+    NeverExit,
+    SaturationExitRule,
+    SequenceExitRule,
+)
+from manyformer.nn.runtime.dropout import Dropout
 
 M = TypeVar("M", bound=Model)
 

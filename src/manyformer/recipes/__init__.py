@@ -3,7 +3,7 @@
 import importlib
 import pkgutil
 
-from manyformer.recipes.registry import (
+from manyformer.recipes.parts.registry import (
     RECIPES,
     Recipe,
     RecipeCard,

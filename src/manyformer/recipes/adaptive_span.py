@@ -2,23 +2,23 @@
 
 from typing import Annotated, Literal
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels.adaptive_span_kernel import (
+from manyformer.models import LanguageModel, TokenEmbedding
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import KVSource, SegmentMemorySource, SpanCacheSource
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.positions import KeyDistancePosition
+from manyformer.nn.softmax.adaptive_span_kernel import (
     AdaptiveSpanKernel,
     AttentionSpans,
     DynamicAttentionSpans,
     FixedAttentionSpans,
     LearnedAttentionSpans,
 )
-from manyformer.models import LanguageModel, TokenEmbedding
-from manyformer.position import KeyDistancePosition
-from manyformer.recipes.baselines import NormOrder, check_heads, language_model
-from manyformer.recipes.keywords import MemoryLengthOrNone, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.sources import KVSource, SegmentMemorySource, SpanCacheSource
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.baselines import NormOrder, check_heads, language_model
+from manyformer.recipes.parts.keywords import MemoryLengthOrNone, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

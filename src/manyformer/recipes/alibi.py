@@ -1,12 +1,12 @@
 """ALiBi: a language model with linear distance biases instead of positions, which extrapolates to longer texts."""
 
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import LanguageModel, TokenEmbedding
-from manyformer.position import AlibiPosition
-from manyformer.recipes.baselines import NormOrder, attention_layers, init_std, language_model
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import AlibiPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder, attention_layers, init_std, language_model
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 import torch
 from torch import nn
 
-from manyformer.core import Layer
-from manyformer.mixers import AttendingGRU, BidirectionalGRU, FixedVectorGRU, ForwardGRU
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
-from manyformer.recipes.keywords import PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.models.tasks.translation import TRANSLATION
+from manyformer.nn.core import Layer
+from manyformer.nn.recurrent.gru import AttendingGRU, BidirectionalGRU, FixedVectorGRU, ForwardGRU
+from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -6,17 +6,17 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers.global_summaries import SummaryTokens
 from manyformer.models import MaskedLM, TokenEmbedding
 from manyformer.models.masked_lm import PartContrastiveLoss
-from manyformer.position import LearnedPosition, SentenceTypePosition
-from manyformer.recipes.baselines import gelu_layers, init_std, masked_lm
-from manyformer.recipes.keywords import NormEps, SentenceTypeCount
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.global_summaries import SummaryTokens
+from manyformer.nn.core import Layer
+from manyformer.nn.positions import LearnedPosition, SentenceTypePosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import gelu_layers, init_std, masked_lm
+from manyformer.recipes.parts.keywords import NormEps, SentenceTypeCount
+from manyformer.recipes.parts.registry import recipe
 
 ENCODER_ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,

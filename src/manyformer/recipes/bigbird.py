@@ -4,12 +4,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, TypedDict, Unpack
 
-from manyformer.attention import Attention
-from manyformer.core import SUMMARY_ROLE, Layer
-from manyformer.errors import UserError
-from manyformer.kernels import Kernel, SoftmaxKernel
-from manyformer.kernels.softmax_kernel import LengthSwitchedKernel
-from manyformer.masks import (
+from manyformer.base.errors import UserError
+from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.models.tasks.translation import TRANSLATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.global_summaries import LeadingSummaries
+from manyformer.nn.core import SUMMARY_ROLE, Layer
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.masks import (
     Causal,
     FirstTokens,
     GlobalTokens,
@@ -20,12 +24,17 @@ from manyformer.masks import (
     WithRole,
     four_piece_pattern,
 )
-from manyformer.mixers.global_summaries import LeadingSummaries
-from manyformer.models import EncoderDecoder, LanguageModel, MaskedLM
-from manyformer.position import LearnedPosition, RelativeLabelPosition
-from manyformer.recipes.baselines import NormOrder, encoder_decoder, gelu_layers, language_model, learned_embedding
+from manyformer.nn.positions import LearnedPosition, RelativeLabelPosition
+from manyformer.nn.softmax.softmax_kernel import LengthSwitchedKernel, SoftmaxKernel
 from manyformer.recipes.bert import ENCODER_ACTIVATIONS, EncoderActivation, masked_encoder
-from manyformer.recipes.keywords import (
+from manyformer.recipes.parts.baselines import (
+    NormOrder,
+    encoder_decoder,
+    gelu_layers,
+    language_model,
+    learned_embedding,
+)
+from manyformer.recipes.parts.keywords import (
     BlockLength,
     Default,
     MaxRelativeDistance,
@@ -33,10 +42,7 @@ from manyformer.recipes.keywords import (
     PositiveSize,
     SentenceTypeCount,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_language_modelling import MASKED_LM
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Zaheer et al. 2020, Big Bird: Transformers for Longer Sequences, arXiv:2007.14062"
 

@@ -2,16 +2,16 @@
 
 from typing import Annotated
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Mask, PerHead, PermutedBlocks
+from manyformer.base.errors import UserError
 from manyformer.models import MaskedLM
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.masks import Mask, PerHead, PermutedBlocks
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

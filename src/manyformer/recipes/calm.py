@@ -3,8 +3,8 @@
 from typing import Annotated, Literal
 
 from manyformer.models import EncoderDecoder
+from manyformer.models.tasks.translation import TRANSLATION
 from manyformer.models.with_early_exit import EarlyExitConfig, with_early_exit
-from manyformer.recipes.baselines import NormOrder, encoder_decoder
 from manyformer.recipes.early_exit import (
     ROUNDING_CHANGES_EXITS,
     ClassifierSharingKeyword,
@@ -12,8 +12,8 @@ from manyformer.recipes.early_exit import (
     ThresholdDecayKeyword,
     ThresholdKeyword,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.recipes.parts.baselines import NormOrder, encoder_decoder
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

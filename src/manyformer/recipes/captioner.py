@@ -4,13 +4,13 @@ from functools import partial
 
 from torch import nn
 
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, EncoderDecoder, PatchEmbedding
-from manyformer.recipes.baselines import attention_layers, decoder_layers, init_std, sinusoidal_embedding, stack
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.captioning import CAPTIONING
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import attention_layers, decoder_layers, init_std, sinusoidal_embedding, stack
+from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positions
-from manyformer.tasks.captioning import CAPTIONING
 
 
 @recipe(

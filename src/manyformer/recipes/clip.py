@@ -5,10 +5,9 @@ from typing import Annotated
 
 from torch import nn
 
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models.modalities_model import TwoTowers
-from manyformer.recipes.baselines import attention_layers, check_heads, init_std, stack
-from manyformer.recipes.keywords import FrameHalvings, PatchSide, PositiveSize
+from manyformer.models.tasks.example_parts import CONTRAST
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.multimodal_transformer import (
     ReadImageChannels,
     ReadImageHeight,
@@ -16,8 +15,9 @@ from manyformer.recipes.multimodal_transformer import (
     ReadMelBands,
     part_embedding,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.example_parts import CONTRAST
+from manyformer.recipes.parts.baselines import attention_layers, check_heads, init_std, stack
+from manyformer.recipes.parts.keywords import FrameHalvings, PatchSide, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -4,17 +4,17 @@ from typing import Annotated
 
 from torch import nn
 
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.masks import Causal
-from manyformer.mixers.collaborative_attention import CollaborativeAttention
 from manyformer.models import LanguageModel, MaskedLM
-from manyformer.recipes.baselines import NormOrder, language_model, learned_embedding
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.attention.collaborative_attention import CollaborativeAttention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import GeluApproximation, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.recipes.parts.baselines import NormOrder, language_model, learned_embedding
+from manyformer.recipes.parts.keywords import GeluApproximation, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Cordonnier et al. 2020, Multi-Head Attention: Collaborate Instead of Concatenate, arXiv:2006.16362"
 SUMMARY = "Heads share and mix the query and key dimensions, of which trained heads use only a part."

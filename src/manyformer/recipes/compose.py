@@ -6,26 +6,19 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward, GatedFeedForward, chunked
-from manyformer.kernels import (
-    DynamicRotaryKernel,
-    ForgettingKernel,
-    Kernel,
-    LinearKernel,
-    LinformerKernel,
-    SoftmaxKernel,
-)
-from manyformer.kernels.features import EluPlusOneFeatures
-from manyformer.kernels.linformer_kernel import LearnedLengthProjection
-from manyformer.kernels.path_kernel import PaTHKernel
-from manyformer.length_norms import RMSNorm
-from manyformer.mixers import DenseScores, FixedScores, FourierMixer, PairTable, SynthesizerAttention, TokenMLP
+from manyformer.base.errors import UserError
 from manyformer.models import ImageClassifier, LanguageModel, TokenEmbedding
 from manyformer.models.image_classifier import count_patches
-from manyformer.position import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward, GatedFeedForward, chunked
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.linear import EluPlusOneFeatures
+from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.low_rank.linformer_kernel import LearnedLengthProjection, LinformerKernel
+from manyformer.nn.positions import (
     AlibiPosition,
     ContextualPosition,
     DistanceAwarePosition,
@@ -46,10 +39,18 @@ from manyformer.position import (
     TransformerXLPosition,
     YaRNRotaryScaling,
 )
-from manyformer.recipes.attention_kernels import KERNELS, AttentionSizes, KernelName
-from manyformer.recipes.baselines import LoopCount, NormOrder, ResidualStreams, language_model, makers_of_pattern
+from manyformer.nn.residual.residual import make_join
+from manyformer.nn.runtime.length_norms import RMSNorm
+from manyformer.nn.softmax.dynamic_rotary import DynamicRotaryKernel
+from manyformer.nn.softmax.forgetting_kernel import ForgettingKernel
+from manyformer.nn.softmax.path_kernel import PaTHKernel
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedScores, SynthesizerAttention
+from manyformer.nn.token_mixing.token_mixing import FourierMixer, PairTable, TokenMLP
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
-from manyformer.recipes.keywords import (
+from manyformer.recipes.parts.attention_kernels import KERNELS, AttentionSizes, KernelName
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model, makers_of_pattern
+from manyformer.recipes.parts.keywords import (
     FeedForwardChunk,
     ImageChannels,
     ImageHeight,
@@ -58,12 +59,9 @@ from manyformer.recipes.keywords import (
     PositiveSize,
     ResidualGate,
 )
-from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
-from manyformer.recipes.registry import recipe
+from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, gated_delta_attention
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
-from manyformer.residual.residual import make_join
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]
 LayerPattern = Annotated[

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Literal
 
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
-from manyformer.mixers.compressive_attention import (
+from manyformer.base.errors import UserError
+from manyformer.models import LanguageModel
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.compressive_attention import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
     CompressionLoss,
@@ -20,13 +19,14 @@ from manyformer.mixers.compressive_attention import (
     MostAttendedCompression,
     ThroughTimeLoss,
 )
-from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import NormOrder
-from manyformer.recipes.keywords import ClampLength, MemoryLength, PositiveSize
-from manyformer.recipes.registry import recipe
+from manyformer.nn.attention.kv_cache import PrefixSource
+from manyformer.nn.core import Layer
+from manyformer.nn.masks import Causal
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder
+from manyformer.recipes.parts.keywords import ClampLength, MemoryLength, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
-from manyformer.sources import PrefixSource
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 CompressionName = Annotated[
     Literal["max", "mean", "convolution", "dilated", "most-used"], "function that compresses evicted memories"

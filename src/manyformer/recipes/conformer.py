@@ -6,20 +6,20 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Mask, Window
-from manyformer.mixers.convolution_module import ConvolutionModule, ConvolutionNorm
 from manyformer.models import ClassHead, SpeechRecognizer
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.position import NoPosition, Position, TransformerXLPosition
-from manyformer.recipes.baselines import check_heads
-from manyformer.recipes.keywords import CausalWindowSize, FrameChannels, FrameHalvings, MelBands, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.residual import AddJoin, Residual
-from manyformer.tasks.transcription import TRANSCRIPTION
+from manyformer.models.tasks.transcription import TRANSCRIPTION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.convolution.convolution_module import ConvolutionModule, ConvolutionNorm
+from manyformer.nn.core import Chain, Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Mask, Window
+from manyformer.nn.positions import NoPosition, Position, TransformerXLPosition
+from manyformer.nn.residual import AddJoin, Residual
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import check_heads
+from manyformer.recipes.parts.keywords import CausalWindowSize, FrameChannels, FrameHalvings, MelBands, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Gulati et al. 2020, Conformer: Convolution-augmented Transformer for Speech Recognition, arXiv:2005.08100"
 COST = "O(l^2 d + l d^2) per layer, for l = frames / 2^halvings"

@@ -1,11 +1,11 @@
 """The DA-Transformer: an encoder whose attention multiplies scores by a learned function of the distance."""
 
 from manyformer.models import TextClassifier
-from manyformer.position import DistanceAwarePosition
-from manyformer.recipes.baselines import NormOrder
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.text_labels import CLASSIFICATION
+from manyformer.nn.positions import DistanceAwarePosition
+from manyformer.recipes.parts.baselines import NormOrder
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.transformer import encoder
-from manyformer.tasks.text_labels import CLASSIFICATION
 
 
 @recipe(

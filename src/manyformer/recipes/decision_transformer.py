@@ -5,21 +5,21 @@ from typing import Annotated, Any
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, DecisionTransformer
 from manyformer.models.decision_transformer import TrajectoryEmbedding, observation_statistics
 from manyformer.models.head import BoundedActionHead, Bounds
-from manyformer.recipes.baselines import check_heads, init_std, stack
-from manyformer.recipes.keywords import PositiveSize
-from manyformer.recipes.registry import build, get_recipe, recipe
-from manyformer.tasks.language_modelling import CausalTask
-from manyformer.tasks.trajectory_imitation import TRAJECTORIES
-from manyformer.training_hooks import uses_neighbours
+from manyformer.models.tasks.language_modelling import CausalTask
+from manyformer.models.tasks.trajectory_imitation import TRAJECTORIES
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal
+from manyformer.nn.runtime.training_hooks import uses_neighbours
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import check_heads, init_std, stack
+from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.registry import build, get_recipe, recipe
 
 BodyKeyword = Annotated[
     str | None, "language model recipe whose causal layers are the body; null means the layers of GPT-2, with ReLU"

@@ -4,17 +4,17 @@ from functools import partial
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import ClassHead, LanguageModel
 from manyformer.models.auxiliary_losses import LayerwiseNextTokenLoss
-from manyformer.position import LearnedPosition, PositionLayer
-from manyformer.recipes.baselines import NormOrder, branch, init_std, learned_embedding, stack
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Chain, Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import LearnedPosition, PositionLayer
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder, branch, init_std, learned_embedding, stack
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -4,17 +4,18 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
 
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.experts import GatedExperts, MixtureOfExperts, SelectionBias, SequenceBalanceLoss, SigmoidRouter
-from manyformer.feedforward import GatedFeedForward
-from manyformer.masks import Causal
-from manyformer.mixers.latent_attention import LatentAttention, LightningIndexer
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import RotaryPosition, YaRNRotaryScaling
-from manyformer.position.rotary import yarn_temperature
-from manyformer.recipes.baselines import rms_decoder
-from manyformer.recipes.keywords import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.latent_attention import LatentAttention, LightningIndexer
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward import GatedExperts, MixtureOfExperts, SelectionBias, SequenceBalanceLoss, SigmoidRouter
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import RotaryPosition, YaRNRotaryScaling
+from manyformer.nn.positions.rotary import yarn_temperature
+from manyformer.recipes.parts.baselines import rms_decoder
+from manyformer.recipes.parts.keywords import (
     BalanceWeight,
     ExpertCount,
     ExpertDim,
@@ -27,8 +28,7 @@ from manyformer.recipes.keywords import (
     UnscaledLength,
     YarnFactor,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.registry import recipe
 
 LATENT_EPS = 1e-6
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal, Unpack
 
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import EncoderDecoder, LanguageModel
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.translation import TRANSLATION
 from manyformer.models.with_early_exit import (
     ClassifierSharing,
     EarlyExitConfig,
@@ -12,16 +12,22 @@ from manyformer.models.with_early_exit import (
     ExitThresholds,
     with_early_exit,
 )
-from manyformer.recipes.baselines import NormOrder, attention_layers, encoder_decoder, language_model, learned_embedding
+from manyformer.nn.masks import Causal
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.early_exit import (
     ROUNDING_CHANGES_EXITS,
     ClassifierSharingKeyword,
     ExitLearningOptions,
     ThresholdKeyword,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.recipes.parts.baselines import (
+    NormOrder,
+    attention_layers,
+    encoder_decoder,
+    language_model,
+    learned_embedding,
+)
+from manyformer.recipes.parts.registry import recipe
 
 ExitPredictorKind = Annotated[
     Literal["none", "sequence", "multinomial", "geometric", "likeliest"],

@@ -1,23 +1,18 @@
 """The Differential Transformer: attention is the difference of two softmaxes."""
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import GatedFeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.kernels.composed_kernels import DifferentialKernel
-from manyformer.masks import Causal
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import head_width, rms_decoder
-from manyformer.recipes.keywords import (
-    HeadDim,
-    NormEps,
-    RopeBase,
-    TiedOutput,
-)
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.kernels.composed_kernels import DifferentialKernel
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import head_width, rms_decoder
+from manyformer.recipes.parts.keywords import HeadDim, NormEps, RopeBase, TiedOutput
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

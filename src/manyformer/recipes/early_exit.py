@@ -2,9 +2,11 @@
 
 from typing import Annotated, Any, TypedDict, TypeVar, Unpack
 
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models import EncoderDecoder, LanguageModel
 from manyformer.models.exit_loss import ExitLossWeights
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.translation import TRANSLATION
 from manyformer.models.with_early_exit import (
     DATA_KEYWORDS,
     ClassifierSharing,
@@ -15,10 +17,8 @@ from manyformer.models.with_early_exit import (
     OracleName,
     with_early_exit,
 )
-from manyformer.recipes.keywords import Default, PositiveSize
-from manyformer.recipes.registry import build, get_recipe, recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.recipes.parts.keywords import Default, PositiveSize
+from manyformer.recipes.parts.registry import build, get_recipe, recipe
 
 PAPER = (
     "Elbayad et al. 2020, Depth-Adaptive Transformer, arXiv:1910.10073; "

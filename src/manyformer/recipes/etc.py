@@ -5,20 +5,20 @@ from typing import Annotated, Literal
 
 from annotated_types import Gt, Lt
 
-from manyformer.attention import Attention
-from manyformer.core import SUMMARY_ROLE, Layer
-from manyformer.errors import UserError
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import AllKeys, GlobalTokens, Mask, SamePart, WithRole, four_piece_pattern, symmetric_window
-from manyformer.mixers.global_local import FourPieceAttention
-from manyformer.mixers.global_summaries import PartSummaries
+from manyformer.base.errors import UserError
 from manyformer.models import MaskedLM
 from manyformer.models.masked_lm import PartContrastiveLoss
-from manyformer.position import RelativeLabelPosition
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.global_local import FourPieceAttention
+from manyformer.nn.attention.global_summaries import PartSummaries
+from manyformer.nn.core import SUMMARY_ROLE, Layer
+from manyformer.nn.masks import AllKeys, GlobalTokens, Mask, SamePart, WithRole, four_piece_pattern, symmetric_window
+from manyformer.nn.positions import RelativeLabelPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import MaxRelativeDistance, PositiveSize, WindowOnEachSide
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.recipes.parts.keywords import MaxRelativeDistance, PositiveSize, WindowOnEachSide
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -5,17 +5,17 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers import FourierMixer, LinearMixer
 from manyformer.models import MaskedLM, TokenEmbedding
-from manyformer.position import LearnedPosition, SentenceTypePosition
-from manyformer.recipes.baselines import branch, init_std, masked_lm
-from manyformer.recipes.keywords import PositiveSize, SentenceTypeCount
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.positions import LearnedPosition, SentenceTypePosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.token_mixing.token_mixing import FourierMixer, LinearMixer
+from manyformer.recipes.parts.baselines import branch, init_std, masked_lm
+from manyformer.recipes.parts.keywords import PositiveSize, SentenceTypeCount
+from manyformer.recipes.parts.registry import recipe
 
 TokenMixingName = Annotated[
     Literal["fourier", "linear", "random", "none"],

@@ -1,13 +1,13 @@
 """The Forgetting Transformer: a decoder whose heads decay their attention by learned gates, without positions."""
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import GatedFeedForward
-from manyformer.kernels.forgetting_kernel import ForgettingKernel
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import NormOrder, check_heads, rms_decoder
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.softmax.forgetting_kernel import ForgettingKernel
+from manyformer.recipes.parts.baselines import NormOrder, check_heads, rms_decoder
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -4,16 +4,16 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.core import Chain, Layer, Pointwise
-from manyformer.dropout import Dropout
-from manyformer.mixers.graph_layers import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
 from manyformer.models import NodeClassifier
 from manyformer.models.graph_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead
-from manyformer.recipes.baselines import check_heads
-from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.graph_labels import GRAPH_NODES
+from manyformer.models.tasks.graph_labels import GRAPH_NODES
+from manyformer.nn.core import Chain, Layer, Pointwise
+from manyformer.nn.graphs.graph_layers import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
+from manyformer.nn.runtime.dropout import Dropout
+from manyformer.recipes.parts.baselines import check_heads
+from manyformer.recipes.parts.keywords import NodeFeatureCount, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 SCORES = {"additive": AdditiveScores, "dynamic": DynamicScores}
 

@@ -1,13 +1,13 @@
 """Gated DeltaNet: the delta rule over a memory that each head decays before it corrects it."""
 
-from manyformer.core import Layer
-from manyformer.feedforward import GatedFeedForward
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import rms_decoder
-from manyformer.recipes.keywords import HeadDim, KeyHeads, NegativeEigenvalues, ShortConvolutionSize, ValueDim
-from manyformer.recipes.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, gated_delta_attention
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.recipes.parts.baselines import rms_decoder
+from manyformer.recipes.parts.keywords import HeadDim, KeyHeads, NegativeEigenvalues, ShortConvolutionSize, ValueDim
+from manyformer.recipes.parts.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, gated_delta_attention
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -2,20 +2,20 @@
 
 from typing import Annotated, Literal
 
-from manyformer.attention import Attention
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import AllKeys, Causal, Mask
-from manyformer.mixers import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
 from manyformer.models import ImageClassifier, LanguageModel, MaskedLM, TokenEmbedding
 from manyformer.models.image_classifier import count_patches
-from manyformer.position.position import MaxLengthPosition
-from manyformer.recipes.baselines import LayerMaker, init_std, language_model, masked_lm
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.masks import AllKeys, Causal, Mask
+from manyformer.nn.positions.position import MaxLengthPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.token_mixing.token_mixing import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
+from manyformer.recipes.parts.baselines import LayerMaker, init_std, language_model, masked_lm
+from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, image_classifier
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_language_modelling import MASKED_LM
-from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 PAPER = "Liu et al. 2021, Pay Attention to MLPs, arXiv:2105.08050"
 

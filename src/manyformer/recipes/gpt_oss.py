@@ -3,17 +3,18 @@
 from functools import partial
 from typing import Annotated
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.experts import ClampedSwiGLU, GatedExperts, LoadBalanceLoss, MixtureOfExperts, SoftmaxRouter
-from manyformer.feedforward import default_gated_dim
-from manyformer.kernels.sink_softmax_kernel import SinkSoftmaxKernel
-from manyformer.masks import Causal, Mask, Window
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import RotaryPosition, YaRNRotaryScaling
-from manyformer.recipes.baselines import head_width, makers_of_pattern, rms_decoder
-from manyformer.recipes.keywords import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward import ClampedSwiGLU, GatedExperts, LoadBalanceLoss, MixtureOfExperts, SoftmaxRouter
+from manyformer.nn.feed_forward.feedforward import default_gated_dim
+from manyformer.nn.masks import Causal, Mask, Window
+from manyformer.nn.positions import RotaryPosition, YaRNRotaryScaling
+from manyformer.nn.softmax.sink_softmax_kernel import SinkSoftmaxKernel
+from manyformer.recipes.parts.baselines import head_width, makers_of_pattern, rms_decoder
+from manyformer.recipes.parts.keywords import (
     BalanceWeight,
     CausalWindowSize,
     ExpertCount,
@@ -25,8 +26,7 @@ from manyformer.recipes.keywords import (
     UnscaledLength,
     YarnFactor,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -4,14 +4,14 @@ from typing import Annotated
 
 from annotated_types import Ge
 
-from manyformer.core import Layer
-from manyformer.mixers.graph_layers import GraphTransformerStack
 from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
 from manyformer.models.graph_embedding import FeatureEmbedding, LaplacianEmbedding
-from manyformer.recipes.baselines import check_heads
-from manyformer.recipes.keywords import NodeFeatureCount
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
+from manyformer.models.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
+from manyformer.nn.core import Layer
+from manyformer.nn.graphs.graph_layers import GraphTransformerStack
+from manyformer.recipes.parts.baselines import check_heads
+from manyformer.recipes.parts.keywords import NodeFeatureCount
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Dwivedi and Bresson 2021, A Generalization of Transformer Networks to Graphs, arXiv:2012.09699"
 COST = "O(n d^2 + e d) per layer for n nodes and e edges without features, else O((n + e) d^2)"

@@ -5,16 +5,16 @@ from typing import Annotated
 
 from torch import nn
 
-from manyformer.core import Layer
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
 from manyformer.models.graph_embedding import FeatureEmbedding, GraphormerEncoding
-from manyformer.position.content_positions import GraphPairPosition
-from manyformer.recipes.baselines import attention_layers, check_heads, init_std, stack
+from manyformer.models.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
+from manyformer.nn.core import Layer
+from manyformer.nn.positions.content_positions import GraphPairPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.graph_transformer import EdgeFeatureCount
-from manyformer.recipes.keywords import NodeFeatureCount, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
+from manyformer.recipes.parts.baselines import attention_layers, check_heads, init_std, stack
+from manyformer.recipes.parts.keywords import NodeFeatureCount, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Ying et al. 2021, Do Transformers Really Perform Bad for Graph Representation?, arXiv:2106.05234"
 COST = "O(n^2 d + n d^2) per layer and O(n e m) in all, for n nodes, e edges and paths of up to m edges"

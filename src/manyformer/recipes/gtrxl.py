@@ -5,16 +5,21 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Window
+from manyformer.base.spaces import parse_observations
 from manyformer.models import PolicyModel
 from manyformer.models.observation_embedding import ObservationEmbedding
-from manyformer.position import TransformerXLBiases, TransformerXLPosition
-from manyformer.recipes.baselines import check_heads, stack
-from manyformer.recipes.keywords import (
+from manyformer.models.tasks.policy import POLICY
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import SegmentMemorySource
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Window
+from manyformer.nn.positions import TransformerXLBiases, TransformerXLPosition
+from manyformer.nn.residual import Residual
+from manyformer.nn.residual.residual import DEFAULT_GATE_BIAS, make_join
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import check_heads, stack
+from manyformer.recipes.parts.keywords import (
     ActionCount,
     ContinuousActions,
     GateBias,
@@ -23,12 +28,7 @@ from manyformer.recipes.keywords import (
     PreviousInputs,
     ResidualGate,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.residual import Residual
-from manyformer.residual.residual import DEFAULT_GATE_BIAS, make_join
-from manyformer.sources import SegmentMemorySource
-from manyformer.spaces import parse_observations
-from manyformer.tasks.policy import POLICY
+from manyformer.recipes.parts.registry import recipe
 
 PolicyNormOrder = Annotated[
     Literal["pre", "post"],

@@ -8,23 +8,23 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal, Local2D, LocalBlocks, Mask
-from manyformer.mixers.neighbour_attention import SourceVector
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, LogisticMixture, OutputHead, TokenEmbedding
 from manyformer.models.embedding import FixedLengthSource
-from manyformer.position import ConcatenatedGridPosition, SinusoidalPosition
-from manyformer.recipes.baselines import NormOrder, stack
-from manyformer.recipes.keywords import BlockLength, Default, ImageChannels, ImageHeight, ImageWidth, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.sources import CrossAttentionSource
-from manyformer.structures import pixel_order
-from manyformer.tasks.language_modelling import IMAGE_GENERATION
-from manyformer.tasks.sourced_images import IMAGES_OF_CLASSES, SUPER_RESOLUTION
+from manyformer.models.tasks.language_modelling import IMAGE_GENERATION
+from manyformer.models.tasks.sourced_images import IMAGES_OF_CLASSES, SUPER_RESOLUTION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import CrossAttentionSource
+from manyformer.nn.attention.neighbour_attention import SourceVector
+from manyformer.nn.core import Chain, Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal, Local2D, LocalBlocks, Mask
+from manyformer.nn.positions import ConcatenatedGridPosition, SinusoidalPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.structures import pixel_order
+from manyformer.recipes.parts.baselines import NormOrder, stack
+from manyformer.recipes.parts.keywords import BlockLength, Default, ImageChannels, ImageHeight, ImageWidth, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Parmar et al. 2018, Image Transformer, arXiv:1802.05751"
 

@@ -2,16 +2,16 @@
 
 from typing import Annotated
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import GatedFeedForward
-from manyformer.kernels.infini_kernel import InfiniKernel, InfiniUpdate
 from manyformer.models import LanguageModel
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import NormOrder, check_heads, rms_decoder
-from manyformer.recipes.keywords import PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.linear.infini_kernel import InfiniKernel, InfiniUpdate
+from manyformer.nn.positions import RotaryPosition
+from manyformer.recipes.parts.baselines import NormOrder, check_heads, rms_decoder
+from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

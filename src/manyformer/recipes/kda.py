@@ -2,17 +2,17 @@
 
 import torch
 
-from manyformer.attention.output_stages import GatedNormStage, SharedHeadNorm
-from manyformer.core import Layer
-from manyformer.feedforward import GatedFeedForward
-from manyformer.head_selection import HeadProjection
-from manyformer.kernels.decay_gates import SoftplusDecay
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import rms_decoder
-from manyformer.recipes.keywords import HeadDim, ShortConvolutionSize
-from manyformer.recipes.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, delta_attention
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.output_stages import GatedNormStage, SharedHeadNorm
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.linear.decay_gates import SoftplusDecay
+from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.recipes.parts.baselines import rms_decoder
+from manyformer.recipes.parts.keywords import HeadDim, ShortConvolutionSize
+from manyformer.recipes.parts.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, delta_attention
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

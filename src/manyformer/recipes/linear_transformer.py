@@ -2,14 +2,14 @@
 
 from typing import Annotated, Literal
 
-from manyformer.kernels import LinearKernel
-from manyformer.kernels.features import DPFPFeatures, EluPlusOneFeatures
-from manyformer.kernels.memory_rules import DeltaRule
-from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import NormOrder, attention_layers, language_model, sinusoidal_embedding
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.linear import DPFPFeatures, EluPlusOneFeatures
+from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.linear.memory_rules import DeltaRule
+from manyformer.nn.masks import Causal
+from manyformer.recipes.parts.baselines import NormOrder, attention_layers, language_model, sinusoidal_embedding
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

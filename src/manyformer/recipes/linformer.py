@@ -3,19 +3,21 @@
 from collections.abc import Callable
 from typing import Annotated, Literal
 
-from manyformer.errors import UserError
-from manyformer.kernels import Kernel, LinformerKernel, SoftmaxKernel
-from manyformer.kernels.linformer_kernel import (
+from manyformer.base.errors import UserError
+from manyformer.models import MaskedLM
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.low_rank.linformer_kernel import (
     ConvolvedLengthProjection,
     LearnedLengthProjection,
     LengthProjection,
+    LinformerKernel,
     PooledLengthProjection,
 )
-from manyformer.models import MaskedLM
-from manyformer.recipes.baselines import NormOrder, attention_layers, learned_embedding, masked_lm
-from manyformer.recipes.keywords import PositiveSize, ProjectedLength
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder, attention_layers, learned_embedding, masked_lm
+from manyformer.recipes.parts.keywords import PositiveSize, ProjectedLength
+from manyformer.recipes.parts.registry import recipe
 
 ProjectionSharing = Annotated[
     Literal["none", "heads", "keys-values", "layers"],

@@ -8,16 +8,17 @@ import torch
 from annotated_types import Gt
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.attention.output_stages import GatedNormStage
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import GatedFeedForward
-from manyformer.head_selection import HeadProjection
-from manyformer.kernels import Kernel, SoftmaxKernel
-from manyformer.masks import Causal
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import SegmentMemorySource
+from manyformer.nn.attention.output_stages import GatedNormStage
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import (
     ComposedPosition,
     HeadNorm,
     LinearRotaryScaling,
@@ -30,8 +31,10 @@ from manyformer.position import (
     ScoreCap,
     YaRNRotaryScaling,
 )
-from manyformer.position.rotary import RotaryScaling
-from manyformer.recipes.attention_kernels import (
+from manyformer.nn.positions.rotary import RotaryScaling
+from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
     KernelName,
@@ -39,8 +42,8 @@ from manyformer.recipes.attention_kernels import (
     causal_kernel,
     causal_window,
 )
-from manyformer.recipes.baselines import LoopCount, NormOrder, head_width, rms_decoder
-from manyformer.recipes.keywords import (
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, head_width, rms_decoder
+from manyformer.recipes.parts.keywords import (
     CausalWindowOrNone,
     HeadDim,
     MemoryLengthOrNone,
@@ -49,9 +52,7 @@ from manyformer.recipes.keywords import (
     RopeBase,
     TiedOutput,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.sources import SegmentMemorySource
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.registry import recipe
 
 RopeScaling = Annotated[
     Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"],

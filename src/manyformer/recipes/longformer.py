@@ -5,21 +5,21 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import FirstTokens, Mask, PerHead, Window, WithRole, growing_windows, symmetric_window
-from manyformer.mixers.global_local import GlobalLocalAttention
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import attention_layers, gelu_layers, init_std, scale_residual_init, stack
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.global_local import GlobalLocalAttention
+from manyformer.nn.core import Layer
+from manyformer.nn.masks import FirstTokens, Mask, PerHead, Window, WithRole, growing_windows, symmetric_window
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.keywords import NormEps, PositiveSize, SentenceTypeCount, WindowOnEachSide
-from manyformer.recipes.registry import recipe
+from manyformer.recipes.parts.baselines import attention_layers, gelu_layers, init_std, scale_residual_init, stack
+from manyformer.recipes.parts.keywords import NormEps, PositiveSize, SentenceTypeCount, WindowOnEachSide
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.transformer_xl import xl_positions
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_language_modelling import MASKED_LM
 
 PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2004.05150"
 

@@ -1,16 +1,16 @@
 """Long short-term memory: a recurrent language model and a recurrent policy, the baselines of those with attention."""
 
-from manyformer.core import Chain
-from manyformer.mixers.lstm import LSTM
+from manyformer.base.spaces import parse_observations
 from manyformer.models import LanguageModel, PolicyModel, TokenEmbedding
 from manyformer.models.observation_embedding import ObservationEmbedding
-from manyformer.recipes.baselines import init_std, language_model
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.policy import POLICY
+from manyformer.nn.core import Chain
+from manyformer.nn.recurrent.lstm import LSTM
 from manyformer.recipes.gtrxl import TINY_POLICY
-from manyformer.recipes.keywords import ActionCount, ContinuousActions, ObservationShape, PreviousInputs
-from manyformer.recipes.registry import recipe
-from manyformer.spaces import parse_observations
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.policy import POLICY
+from manyformer.recipes.parts.baselines import init_std, language_model
+from manyformer.recipes.parts.keywords import ActionCount, ContinuousActions, ObservationShape, PreviousInputs
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from manyformer.core import Layer
-from manyformer.mixers.mamba_mixer import MambaMixer, default_rank
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import rms_decoder
-from manyformer.recipes.keywords import NormEps, PositiveSize, TiedOutput
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.core import Layer
+from manyformer.nn.recurrent.mamba_mixer import MambaMixer, default_rank
+from manyformer.recipes.parts.baselines import rms_decoder
+from manyformer.recipes.parts.keywords import NormEps, PositiveSize, TiedOutput
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

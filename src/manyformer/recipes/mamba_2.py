@@ -2,22 +2,22 @@
 
 from typing import Annotated
 
-from manyformer.attention import Attention
-from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
-from manyformer.attention.short_convolution import ShortConvolution
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.head_selection import HeadProjection
-from manyformer.kernels import LinearKernel
-from manyformer.kernels.features import ScaledFeatures
-from manyformer.kernels.recurrent_rules import StateSpaceRule
-from manyformer.masks import Causal
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import rms_decoder
-from manyformer.recipes.keywords import PositiveSize, ShortConvolutionSize
-from manyformer.recipes.recurrent_layers import SIGNED_SUMS
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm
+from manyformer.nn.convolution.short_convolution import ShortConvolution
+from manyformer.nn.core import Layer
+from manyformer.nn.linear import ScaledFeatures
+from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.linear.recurrent_rules import StateSpaceRule
+from manyformer.nn.masks import Causal
+from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.recipes.parts.baselines import rms_decoder
+from manyformer.recipes.parts.keywords import PositiveSize, ShortConvolutionSize
+from manyformer.recipes.parts.recurrent_layers import SIGNED_SUMS
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -6,19 +6,27 @@ from typing import Annotated, Literal
 
 from annotated_types import Gt, Lt
 
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.kernels import Kernel, MemorizingKernel, QKNormKernel, SoftmaxKernel
-from manyformer.kernels.memorizing_kernel import ExactSearch, FaissSearch, GatedCombiner, JointSoftmaxCombiner
-from manyformer.masks import Causal, Window
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import T5BiasPosition
-from manyformer.recipes.baselines import NormOrder
-from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLength, PositiveSize
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.kv_cache import SegmentMemorySource
+from manyformer.nn.core import Layer
+from manyformer.nn.kernels.composed_kernels import QKNormKernel
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.masks import Causal, Window
+from manyformer.nn.positions import T5BiasPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.sparse.memorizing_kernel import (
+    ExactSearch,
+    FaissSearch,
+    GatedCombiner,
+    JointSoftmaxCombiner,
+    MemorizingKernel,
+)
+from manyformer.recipes.parts.baselines import NormOrder
+from manyformer.recipes.parts.keywords import ClampLength, MemoryContext, MemoryLength, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
-from manyformer.sources import SegmentMemorySource
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 KNNMemorySize = Annotated[
     PositiveSize | None,

@@ -1,16 +1,24 @@
 """Mixtral: a decoder whose feed-forward layers are mixtures of experts."""
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, RouterZLoss, RoutingLoss, SoftmaxRouter
-from manyformer.feedforward import default_gated_dim
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal, Window
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import head_width, rms_decoder
-from manyformer.recipes.keywords import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward import (
+    GatedExperts,
+    LoadBalanceLoss,
+    MixtureOfExperts,
+    RouterZLoss,
+    RoutingLoss,
+    SoftmaxRouter,
+)
+from manyformer.nn.feed_forward.feedforward import default_gated_dim
+from manyformer.nn.masks import Causal, Window
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import head_width, rms_decoder
+from manyformer.recipes.parts.keywords import (
     BalanceWeight,
     CausalWindowOrNone,
     ExpertCount,
@@ -21,8 +29,7 @@ from manyformer.recipes.keywords import (
     RouterZWeight,
     TiedOutput,
 )
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

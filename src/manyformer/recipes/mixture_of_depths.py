@@ -6,17 +6,17 @@ from typing import Annotated
 from annotated_types import Gt, Le
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
-from manyformer.depth.mixture_of_depths import DepthRouting, MixtureOfDepths
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import LanguageModel, TokenEmbedding
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import NormOrder, branch, check_heads, init_std, language_model
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Chain, Layer
+from manyformer.nn.depth.mixture_of_depths import DepthRouting, MixtureOfDepths
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder, branch, check_heads, init_std, language_model
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

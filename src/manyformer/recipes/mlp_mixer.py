@@ -5,16 +5,16 @@ from typing import Annotated
 
 from torch import nn
 
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.mixers import TokenMLP
 from manyformer.models import ImageClassifier
 from manyformer.models.image_classifier import PatchEmbedding, count_patches
-from manyformer.recipes.baselines import stack
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.token_mixing.token_mixing import TokenMLP
+from manyformer.recipes.parts.baselines import stack
+from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, zero_head
-from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 
 @recipe(

@@ -5,21 +5,21 @@ from typing import Annotated
 import torch
 from annotated_types import Gt
 
-from manyformer.attention import Attention
-from manyformer.attention.output_stages import GatedNormStage, HeadGroupNorm
-from manyformer.core import Layer
-from manyformer.feedforward import GatedFeedForward
-from manyformer.head_selection import HeadProjection
-from manyformer.kernels import LinearKernel
-from manyformer.kernels.features import ScaledFeatures
-from manyformer.kernels.recurrent_rules import GateProjections, MatrixLSTMRule
-from manyformer.masks import Causal
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import rms_decoder
-from manyformer.recipes.keywords import HeadDim
-from manyformer.recipes.recurrent_layers import SIGNED_SUMS, RecurrentSizes
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.linear import ScaledFeatures
+from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.linear.recurrent_rules import GateProjections, MatrixLSTMRule
+from manyformer.nn.masks import Causal
+from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.recipes.parts.baselines import rms_decoder
+from manyformer.recipes.parts.keywords import HeadDim
+from manyformer.recipes.parts.recurrent_layers import SIGNED_SUMS, RecurrentSizes
+from manyformer.recipes.parts.registry import recipe
 
 NORM_EPS = 1e-6
 

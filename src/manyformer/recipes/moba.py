@@ -2,13 +2,13 @@
 
 from typing import Annotated
 
-from manyformer.kernels.moba_kernel import MoBAKernel
 from manyformer.models import LanguageModel, TokenEmbedding
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import NormOrder, attention_layers, check_heads, init_std, language_model
-from manyformer.recipes.keywords import BlockLength, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.sparse.moba_kernel import MoBAKernel
+from manyformer.recipes.parts.baselines import NormOrder, attention_layers, check_heads, init_std, language_model
+from manyformer.recipes.parts.keywords import BlockLength, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

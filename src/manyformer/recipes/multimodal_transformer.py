@@ -6,23 +6,23 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers.modality_fusion import BottleneckFusion, CrossFusion, Fusion, JointFusion, MemoryIfPresent
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, PatchEmbedding
 from manyformer.models.embedding import SourceEmbedding
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.modalities_model import MultimodalClassifier, PartEmbedding
-from manyformer.position import SinusoidalPosition
-from manyformer.recipes.baselines import branch, check_heads, init_std, scale_residual_init, sinusoidal_embedding
-from manyformer.recipes.keywords import FrameHalvings, PatchSide, PositiveSize
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.example_parts import MULTIMODAL_CLASSIFICATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import CrossAttentionSource
+from manyformer.nn.attention.modality_fusion import BottleneckFusion, CrossFusion, Fusion, JointFusion, MemoryIfPresent
+from manyformer.nn.core import Chain, Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.positions import SinusoidalPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import branch, check_heads, init_std, scale_residual_init, sinusoidal_embedding
+from manyformer.recipes.parts.keywords import FrameHalvings, PatchSide, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.vit import patch_positions
-from manyformer.sources import CrossAttentionSource
-from manyformer.tasks.example_parts import MULTIMODAL_CLASSIFICATION
 
 FusionName = Annotated[
     Literal["joint", "cross", "bottleneck"],

@@ -2,17 +2,17 @@
 
 from typing import Annotated
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import GatedFeedForward
-from manyformer.kernels.nsa_kernel import NSAKernel, NSASizes
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import NormOrder, head_width, rms_decoder
-from manyformer.recipes.keywords import BlockLength, CausalWindowSize, HeadDim, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.sparse.nsa_kernel import NSAKernel, NSASizes
+from manyformer.recipes.parts.baselines import NormOrder, head_width, rms_decoder
+from manyformer.recipes.parts.keywords import BlockLength, CausalWindowSize, HeadDim, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -2,12 +2,12 @@
 
 from typing import Annotated
 
-from manyformer.kernels.nystrom_kernel import NystromKernel
 from manyformer.models import MaskedLM
-from manyformer.recipes.baselines import NormOrder, attention_layers, learned_embedding, masked_lm
-from manyformer.recipes.keywords import PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.low_rank.nystrom_kernel import NystromKernel
+from manyformer.recipes.parts.baselines import NormOrder, attention_layers, learned_embedding, masked_lm
+from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -5,23 +5,30 @@ from typing import Annotated
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Pointwise
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.mixers.latent_array import LatentArrayEncoder, LatentArrayLayer
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, ImageClassifier, MaskedLM
 from manyformer.models.image_classifier import PatchEmbedding
-from manyformer.position import LearnedPosition
-from manyformer.recipes.baselines import LoopCount, branch, init_std, learned_embedding, scale_residual_init, stack
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import CrossAttentionSource
+from manyformer.nn.attention.latent_array import LatentArrayEncoder, LatentArrayLayer
+from manyformer.nn.core import Chain, Layer, Pointwise
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.positions import LearnedPosition
+from manyformer.nn.residual import Residual
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import (
+    LoopCount,
+    branch,
+    init_std,
+    learned_embedding,
+    scale_residual_init,
+    stack,
+)
+from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positions, zero_head
-from manyformer.residual import Residual
-from manyformer.sources import CrossAttentionSource
-from manyformer.tasks.masked_language_modelling import MASKED_LM
-from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 LatentCount = Annotated[PositiveSize, "number of latent vectors that represent an input"]
 LatentWidth = Annotated[PositiveSize, "width of a latent vector"]

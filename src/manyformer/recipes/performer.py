@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from typing import Annotated, Literal, TypedDict, Unpack
 
-from manyformer.kernels import LinearKernel
-from manyformer.kernels.features import (
+from manyformer.models import LanguageModel, MaskedLM
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.linear import (
     FavorPlusFeatures,
     FeatureMap,
     GeneralizedFavorFeatures,
     HyperbolicFavorFeatures,
     TrigonometricFavorFeatures,
 )
-from manyformer.kernels.features.random_features import DirectionSampling
-from manyformer.masks import AllKeys, Causal, Mask
-from manyformer.models import LanguageModel, MaskedLM
-from manyformer.recipes.baselines import (
+from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.linear.random_features import DirectionSampling
+from manyformer.nn.masks import AllKeys, Causal, Mask
+from manyformer.recipes.parts.baselines import (
     LayerMaker,
     NormOrder,
     attention_layers,
@@ -22,10 +24,8 @@ from manyformer.recipes.baselines import (
     masked_lm,
     sinusoidal_embedding,
 )
-from manyformer.recipes.keywords import Default, FeatureCount, FeatureRedraw
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.recipes.parts.keywords import Default, FeatureCount, FeatureRedraw
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Choromanski et al. 2021, Rethinking Attention with Performers, arXiv:2009.14794"
 SUMMARY = "Positive, orthogonal random features estimate softmax attention without bias, in linear time."

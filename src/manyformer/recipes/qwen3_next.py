@@ -5,19 +5,20 @@ from typing import Annotated
 
 import torch
 
-from manyformer.attention import Attention
-from manyformer.attention.output_stages import GatedNormStage
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.experts import GatedExperts, LoadBalanceLoss, MixtureOfExperts, ScalarGate, SoftmaxRouter
-from manyformer.feedforward import GatedFeedForward
-from manyformer.head_selection import HeadProjection
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import ComposedPosition, HeadNorm, RotaryPosition
-from manyformer.recipes.baselines import head_width, makers_of_pattern, rms_decoder
-from manyformer.recipes.keywords import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.output_stages import GatedNormStage
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward import GatedExperts, LoadBalanceLoss, MixtureOfExperts, ScalarGate, SoftmaxRouter
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import ComposedPosition, HeadNorm, RotaryPosition
+from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import head_width, makers_of_pattern, rms_decoder
+from manyformer.recipes.parts.keywords import (
     BalanceWeight,
     ExpertCount,
     ExpertDim,
@@ -30,9 +31,8 @@ from manyformer.recipes.keywords import (
     ShortConvolutionSize,
     TiedOutput,
 )
-from manyformer.recipes.recurrent_layers import RecurrentSizes, gated_delta_attention
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, gated_delta_attention
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

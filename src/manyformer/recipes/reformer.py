@@ -7,16 +7,20 @@ from typing import Annotated, Any, Literal, TypedDict, Unpack
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Pointwise
-from manyformer.depth import ReversibleStack
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward, chunked
-from manyformer.kernels import Kernel, LSHKernel, SoftmaxKernel
-from manyformer.kernels.lsh_kernel import LSHVariant
-from manyformer.masks import Causal, LocalBlocks, Mask
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.recipes.baselines import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.models.tasks.translation import TRANSLATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.clustered.lsh_kernel import LSHKernel, LSHVariant
+from manyformer.nn.core import Chain, Layer, Pointwise
+from manyformer.nn.depth import ReversibleStack
+from manyformer.nn.feed_forward.feedforward import FeedForward, chunked
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.masks import Causal, LocalBlocks, Mask
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import (
     LayerMaker,
     ResidualStreams,
     axial_embedding,
@@ -28,11 +32,8 @@ from manyformer.recipes.baselines import (
     masked_lm,
     stack,
 )
-from manyformer.recipes.keywords import Default, FeedForwardChunk, HeadDim, NormEps, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_language_modelling import MASKED_LM
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.recipes.parts.keywords import Default, FeedForwardChunk, HeadDim, NormEps, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Kitaev et al. 2020, Reformer: The Efficient Transformer, arXiv:2001.04451"
 

@@ -1,13 +1,12 @@
 """The Vision Transformer with ReLU over the number of patches in place of softmax."""
 
-from manyformer.kernels import PairwiseKernel
-from manyformer.kernels.pairwise_kernel import ReluMeanWeights
 from manyformer.models import ImageClassifier
-from manyformer.recipes.baselines import attention_layers
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
+from manyformer.nn.kernels.pairwise_kernel import PairwiseKernel, ReluMeanWeights
+from manyformer.recipes.parts.baselines import attention_layers
+from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
-from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
 
 
 @recipe(

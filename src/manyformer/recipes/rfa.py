@@ -2,16 +2,16 @@
 
 from typing import Annotated, Literal
 
-from manyformer.errors import UserError
-from manyformer.kernels import LinearKernel
-from manyformer.kernels.features import ArcCosineFeatures, RandomFourierFeatures
-from manyformer.kernels.memory_rules import GatedRule, SumRule
-from manyformer.masks import Causal
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import NormOrder, attention_layers, language_model, sinusoidal_embedding
-from manyformer.recipes.keywords import FeatureCount, FeatureRedraw
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.linear import ArcCosineFeatures, RandomFourierFeatures
+from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.linear.memory_rules import GatedRule, SumRule
+from manyformer.nn.masks import Causal
+from manyformer.recipes.parts.baselines import NormOrder, attention_layers, language_model, sinusoidal_embedding
+from manyformer.recipes.parts.keywords import FeatureCount, FeatureRedraw
+from manyformer.recipes.parts.registry import recipe
 
 FLOOR = 0.1
 """The minimum of the normalizing sums in all recurrence forms; the published code has three different rules.

@@ -1,13 +1,13 @@
 """RoFormer: BERT with rotary position embeddings in its attention."""
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models import MaskedLM
-from manyformer.position import RotaryPosition
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.bert import masked_encoder
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -2,17 +2,22 @@
 
 from typing import Annotated, TypedDict, Unpack
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.kernels import RoutingKernel, SoftmaxKernel
-from manyformer.kernels.centroids import KMeansCentroids
-from manyformer.kernels.routing_kernel import BalancedMembership, ClusterMembership, NearestMembership
-from manyformer.masks import Window
-from manyformer.mixers import ParallelLayers
+from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
-from manyformer.position import RotaryPosition
-from manyformer.recipes.baselines import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.clustered.centroids import KMeansCentroids
+from manyformer.nn.clustered.routing_kernel import (
+    BalancedMembership,
+    ClusterMembership,
+    NearestMembership,
+    RoutingKernel,
+)
+from manyformer.nn.core import Layer, ParallelLayers
+from manyformer.nn.masks import Window
+from manyformer.nn.positions import RotaryPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import (
     AddedPosition,
     NormOrder,
     check_heads,
@@ -20,9 +25,8 @@ from manyformer.recipes.baselines import (
     gelu_layers,
     language_model,
 )
-from manyformer.recipes.keywords import CausalWindowSize, Default, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.keywords import CausalWindowSize, Default, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Roy et al. 2021, Efficient Content-Based Sparse Attention with Routing Transformers, arXiv:2003.05997"
 TINY = {"clusters": 3, "window": 5, "local_heads": 1}
@@ -82,7 +86,7 @@ def routing_transformer(
     blocks with relative ones; the others get positions from sinusoids, or from learned embeddings up to `max_length`.
     Scores are divided by sqrt(e), and a token attends to itself only if it can attend to no other: in the released
     code, where queries are keys, its own key outweighs all others. A training loop other than `manyformer.train` must
-    call `manyformer.training_hooks.run_post_step_updates` after each step to update the centroids."""
+    call `manyformer.nn.runtime.training_hooks.run_post_step_updates` after each step to update the centroids."""
     return _model(vocab, dim, depth, heads, ff_dim, BalancedMembership(cluster_size), options)
 
 

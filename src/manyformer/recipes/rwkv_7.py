@@ -4,15 +4,15 @@ from typing import Annotated
 
 from torch import nn
 
-from manyformer.core import Chain, Pointwise
-from manyformer.dropout import Dropout
-from manyformer.errors import UserError
-from manyformer.mixers.rwkv_time_mixing import RWKVLayer, RWKVStack, RWKVTimeMixing, ShiftedFeedForward
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.recipes.baselines import branch, init_std, scale_residual_init
-from manyformer.recipes.keywords import PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.core import Chain, Pointwise
+from manyformer.nn.recurrent.rwkv_time_mixing import RWKVLayer, RWKVStack, RWKVTimeMixing, ShiftedFeedForward
+from manyformer.nn.runtime.dropout import Dropout
+from manyformer.recipes.parts.baselines import branch, init_std, scale_residual_init
+from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

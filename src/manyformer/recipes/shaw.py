@@ -2,16 +2,16 @@
 
 from typing import Annotated, Literal
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
 from manyformer.models import EncoderDecoder
-from manyformer.position import NoPosition, ShawPosition
-from manyformer.recipes.baselines import NormOrder, encoder_decoder
-from manyformer.recipes.keywords import MaxRelativeDistance
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.models.tasks.translation import TRANSLATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.masks import Causal
+from manyformer.nn.positions import NoPosition, ShawPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder, encoder_decoder
+from manyformer.recipes.parts.keywords import MaxRelativeDistance
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

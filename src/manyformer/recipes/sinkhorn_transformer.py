@@ -2,11 +2,15 @@
 
 from typing import Annotated, Literal, TypedDict, Unpack
 
-from manyformer.kernels import Kernel, SinkhornKernel, SoftmaxKernel, SumKernel
-from manyformer.kernels.sinkhorn_kernel import BilinearSorting, MLPSorting, SortingNetwork
-from manyformer.masks import AllKeys, Causal, Mask
 from manyformer.models import LanguageModel, MaskedLM, TokenEmbedding
-from manyformer.recipes.baselines import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.masked_language_modelling import MASKED_LM
+from manyformer.nn.clustered.sinkhorn_kernel import BilinearSorting, MLPSorting, SinkhornKernel, SortingNetwork
+from manyformer.nn.kernels.composed_kernels import SumKernel
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.masks import AllKeys, Causal, Mask
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import (
     AddedPosition,
     LayerMaker,
     NormOrder,
@@ -15,10 +19,8 @@ from manyformer.recipes.baselines import (
     language_model,
     masked_lm,
 )
-from manyformer.recipes.keywords import BlockLength, Default, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.masked_language_modelling import MASKED_LM
+from manyformer.recipes.parts.keywords import BlockLength, Default, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 PAPER = "Tay et al. 2020, Sparse Sinkhorn Attention, arXiv:2002.11296"
 SUMMARY = "A learned matrix, nearly a permutation, sorts blocks, so that local attention reaches distant ones."

@@ -1,16 +1,16 @@
 """SPALM: Transformer-XL that also attends to tokens retrieved by similar contexts from a datastore."""
 
-from manyformer.core import Chain, Layer
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal
-from manyformer.mixers import NeighbourAttention
 from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import NormOrder
-from manyformer.recipes.keywords import ClampLength, MemoryLength
-from manyformer.recipes.registry import recipe
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.kv_cache import SegmentMemorySource
+from manyformer.nn.attention.neighbour_attention import NeighbourAttention
+from manyformer.nn.core import Chain, Layer
+from manyformer.nn.masks import Causal
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder
+from manyformer.recipes.parts.keywords import ClampLength, MemoryLength
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_model, xl_positions
-from manyformer.sources import SegmentMemorySource
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
 
 
 @recipe(

@@ -6,16 +6,24 @@ from typing import Annotated, Literal, final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Mask, MaskByLayer, alternate_heads, alternate_layers, fixed_pattern, strided_pattern, union
 from manyformer.models import ClassHead, LanguageModel
-from manyformer.recipes.baselines import grid_embedding, init_std, learned_embedding, scale_residual_init, stack
-from manyformer.recipes.keywords import PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import (
+    Mask,
+    MaskByLayer,
+    alternate_heads,
+    alternate_layers,
+    fixed_pattern,
+    strided_pattern,
+    union,
+)
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import grid_embedding, init_std, learned_embedding, scale_residual_init, stack
+from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 SparsePattern = Annotated[
     Literal["strided", "fixed"],

@@ -6,12 +6,14 @@ from typing import Annotated
 from annotated_types import Ge, Lt
 from torch import nn
 
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models import AudioClassifier, ClassHead, EncoderDecoder
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.seq2seq import EncoderCTC
-from manyformer.position import SinusoidalPosition
-from manyformer.recipes.baselines import (
+from manyformer.models.tasks.media_labels import AUDIO_CLASSIFICATION
+from manyformer.models.tasks.transcription import ATTENTION_TRANSCRIPTION
+from manyformer.nn.positions import SinusoidalPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import (
     NormOrder,
     attention_layers,
     check_heads,
@@ -20,10 +22,8 @@ from manyformer.recipes.baselines import (
     sinusoidal_embedding,
     stack,
 )
-from manyformer.recipes.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.media_labels import AUDIO_CLASSIFICATION
-from manyformer.tasks.transcription import ATTENTION_TRANSCRIPTION
+from manyformer.recipes.parts.keywords import DecoderDepth, FrameChannels, FrameHalvings, MelBands, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 CTCWeight = Annotated[
     float, Ge(0), Lt(1), "share of CTC of the encoder's output in the loss and in decoding; 0 is the decoder alone"

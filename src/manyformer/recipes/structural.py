@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Annotated, Literal
 
 from manyformer.models import Tagger
-from manyformer.position import (
+from manyformer.models.tasks.tagging import TAGGING
+from manyformer.nn.positions import (
     ComposedPosition,
     FusedTreePosition,
     NoPosition,
@@ -13,11 +14,10 @@ from manyformer.position import (
     SinusoidalPosition,
     TreeOffsetPosition,
 )
-from manyformer.recipes.baselines import NormOrder
-from manyformer.recipes.keywords import MaxRelativeDistance
-from manyformer.recipes.registry import recipe
+from manyformer.recipes.parts.baselines import NormOrder
+from manyformer.recipes.parts.keywords import MaxRelativeDistance
+from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.transformer import encoder
-from manyformer.tasks.tagging import TAGGING
 
 TreeAbsoluteKind = Annotated[
     Literal["none", "sequential", "fused"],

@@ -6,23 +6,22 @@ from typing import Annotated, Literal, get_args
 
 from torch import nn
 
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.masks import Causal, Mask
-from manyformer.mixers import (
+from manyformer.models import LanguageModel
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal, Mask
+from manyformer.nn.token_mixing.synthesizer_attention import (
     DenseScores,
     DotProductScores,
     FactorizedDenseScores,
-    FactorizedPairs,
     FixedScores,
-    PairTable,
     SynthesizerAttention,
     SynthesizerScores,
 )
-from manyformer.models import LanguageModel
-from manyformer.recipes.baselines import NormOrder, language_model, learned_embedding
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.token_mixing.token_mixing import FactorizedPairs, PairTable
+from manyformer.recipes.parts.baselines import NormOrder, language_model, learned_embedding
+from manyformer.recipes.parts.registry import recipe
 
 ScoreKindName = Annotated[
     Literal[

@@ -5,21 +5,21 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward, GatedFeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.length_norms import RMSNorm
-from manyformer.masks import Causal, Mask
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, EncoderDecoder, TokenEmbedding
-from manyformer.position import T5BiasPosition
-from manyformer.position.distance_bias import BiasDirection
-from manyformer.recipes.baselines import stack
-from manyformer.recipes.keywords import DecoderDepth, NormEps, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.sources import CrossAttentionSource
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.models.tasks.translation import TRANSLATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import CrossAttentionSource
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward, GatedFeedForward
+from manyformer.nn.masks import Causal, Mask
+from manyformer.nn.positions import T5BiasPosition
+from manyformer.nn.positions.distance_bias import BiasDirection
+from manyformer.nn.runtime.length_norms import RMSNorm
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import stack
+from manyformer.recipes.parts.keywords import DecoderDepth, NormEps, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

@@ -1,13 +1,13 @@
 """TC-ResNet: convolutions along time as a classifier of recordings."""
 
-from manyformer.core import Chain
-from manyformer.dropout import Dropout
-from manyformer.errors import UserError
+from manyformer.base.errors import UserError
 from manyformer.models import AudioClassifier, ClassHead
+from manyformer.models.tasks.media_labels import AUDIO_CLASSIFICATION
 from manyformer.models.temporal_res_net import TemporalResNet
-from manyformer.recipes.keywords import MelBands
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.media_labels import AUDIO_CLASSIFICATION
+from manyformer.nn.core import Chain
+from manyformer.nn.runtime.dropout import Dropout
+from manyformer.recipes.parts.keywords import MelBands
+from manyformer.recipes.parts.registry import recipe
 
 WIDTH_UNITS = (2, 3, 4, 6)
 """The channels of the first convolution and of the three stages in units of a sixth of the last: 16, 24, 32, 48."""

@@ -6,14 +6,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, EncoderDecoder, TextClassifier, TokenEmbedding
 from manyformer.models.encoder_model import EncoderModel
-from manyformer.position import LearnedPosition, NoPosition, Position, SinusoidalPosition
-from manyformer.recipes.attention_kernels import (
+from manyformer.models.tasks.text_labels import CLASSIFICATION
+from manyformer.models.tasks.translation import TRANSLATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.positions import LearnedPosition, NoPosition, Position, SinusoidalPosition
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.attention_kernels import (
     CROSS,
     DECODER,
     ENCODER,
@@ -27,11 +29,9 @@ from manyformer.recipes.attention_kernels import (
     KernelWindow,
     make_attention,
 )
-from manyformer.recipes.baselines import NormOrder, check_heads, encoder_decoder, init_std, stack
-from manyformer.recipes.keywords import DecoderDepth, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.text_labels import CLASSIFICATION
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.recipes.parts.baselines import NormOrder, check_heads, encoder_decoder, init_std, stack
+from manyformer.recipes.parts.keywords import DecoderDepth, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 EncoderDecoderPosition = Literal["sinusoid", "sinusoid-halves", "learned"]
 

@@ -4,11 +4,12 @@ from functools import partial
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward, chunked
 from manyformer.models import LanguageModel
-from manyformer.recipes.attention_kernels import (
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward, chunked
+from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
     KernelName,
@@ -16,7 +17,7 @@ from manyformer.recipes.attention_kernels import (
     SinkCount,
     causal_kernel,
 )
-from manyformer.recipes.baselines import (
+from manyformer.recipes.parts.baselines import (
     LoopCount,
     NormOrder,
     ResidualStreams,
@@ -24,9 +25,8 @@ from manyformer.recipes.baselines import (
     language_model,
     learned_embedding,
 )
-from manyformer.recipes.keywords import FeedForwardChunk, GeluApproximation, NormEps
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.keywords import FeedForwardChunk, GeluApproximation, NormEps
+from manyformer.recipes.parts.registry import recipe
 
 
 @recipe(

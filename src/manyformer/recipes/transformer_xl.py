@@ -6,21 +6,22 @@ from typing import Annotated, Literal, NamedTuple
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.errors import UserError
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import Kernel, SoftmaxKernel
-from manyformer.masks import Causal, Window
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
-from manyformer.position import Position, TransformerXLBiases, TransformerXLPosition
-from manyformer.recipes.baselines import NormOrder, check_heads, init_std, stack
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import KVSource, SegmentMemorySource
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.kernels.kernel import Kernel
+from manyformer.nn.masks import Causal, Window
+from manyformer.nn.positions import Position, TransformerXLBiases, TransformerXLPosition
+from manyformer.nn.residual import AddJoin, Residual
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.bert import ENCODER_ACTIVATIONS, EncoderActivation
-from manyformer.recipes.keywords import ClampLength, MemoryContext, MemoryLengthOrNone, NormEps
-from manyformer.recipes.registry import recipe
-from manyformer.residual import AddJoin, Residual
-from manyformer.sources import KVSource, SegmentMemorySource
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.baselines import NormOrder, check_heads, init_std, stack
+from manyformer.recipes.parts.keywords import ClampLength, MemoryContext, MemoryLengthOrNone, NormEps
+from manyformer.recipes.parts.registry import recipe
 
 BiasSharing = Annotated[
     Literal["all-layers", "per-layer"], "one pair of content and position biases for all layers, or one for each layer"

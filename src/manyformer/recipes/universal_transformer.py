@@ -5,9 +5,15 @@ from typing import Annotated, Literal, NamedTuple, TypedDict, Unpack
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Chain, Layer, Pointwise
-from manyformer.depth import (
+from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, TextClassifier, TokenEmbedding
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.models.tasks.text_labels import CLASSIFICATION
+from manyformer.models.tasks.translation import TRANSLATION
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.kv_cache import CrossAttentionSource, HaltedTokenSource
+from manyformer.nn.convolution.convolution_module import SeparableConv
+from manyformer.nn.core import Chain, Layer, Pointwise
+from manyformer.nn.depth import (
     AdaptiveComputation,
     FixedSteps,
     GravesHalting,
@@ -15,12 +21,9 @@ from manyformer.depth import (
     ReleasedHalting,
     UniversalBlock,
 )
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
-from manyformer.masks import Causal, Mask, Window
-from manyformer.mixers import SeparableConv
-from manyformer.models import ClassHead, EncoderDecoder, LanguageModel, TextClassifier, TokenEmbedding
-from manyformer.position import (
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.masks import Causal, Mask, Window
+from manyformer.nn.positions import (
     LearnedStepSignal,
     NoStepSignal,
     PositionStepSignal,
@@ -28,13 +31,10 @@ from manyformer.position import (
     SinusoidalStepSignal,
     StepSignal,
 )
-from manyformer.recipes.baselines import NormOrder, branch
-from manyformer.recipes.keywords import Default, PositiveSize
-from manyformer.recipes.registry import recipe
-from manyformer.sources import CrossAttentionSource, HaltedTokenSource
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.tasks.text_labels import CLASSIFICATION
-from manyformer.tasks.translation import TRANSLATION
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import NormOrder, branch
+from manyformer.recipes.parts.keywords import Default, PositiveSize
+from manyformer.recipes.parts.registry import recipe
 
 HaltingKind = Annotated[
     Literal["act", "act-released", "fixed"],

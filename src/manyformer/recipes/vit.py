@@ -5,15 +5,15 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from manyformer.errors import UserError
-from manyformer.kernels import SoftmaxKernel
+from manyformer.base.errors import UserError
 from manyformer.models import ClassHead, ImageClassifier
 from manyformer.models.image_classifier import PatchEmbedding, PixelScalingName, Pooling, count_patches
-from manyformer.position import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
-from manyformer.recipes.baselines import LayerMakers, attention_layers, init_std, stack
-from manyformer.recipes.keywords import ImageChannels, ImageHeight, ImageWidth, NormEps, PatchSide
-from manyformer.recipes.registry import recipe
-from manyformer.tasks.media_labels import IMAGE_CLASSIFICATION
+from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
+from manyformer.nn.positions import ConcatenatedGridPosition, LearnedPosition, NoPosition, Position
+from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.baselines import LayerMakers, attention_layers, init_std, stack
+from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, NormEps, PatchSide
+from manyformer.recipes.parts.registry import recipe
 
 PatchPositionKind = Annotated[
     Literal["learned", "axes", "none"], "patch positions: learned, learned for rows and columns (axes), or none"

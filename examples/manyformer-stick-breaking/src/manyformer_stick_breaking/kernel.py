@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from manyformer.torch_internals import autocast_disabled
-from manyformer.core import LayerOutput, TokenPositions
-from manyformer.kernels import Kernel
-from manyformer.kernels.kernel import KernelCall
-from manyformer.masks import Mask
+from manyformer.nn import Kernel
+from manyformer.nn.core import LayerOutput, TokenPositions
+from manyformer.nn.kernels.kernel import KernelCall
+from manyformer.nn.masks import Mask
+from manyformer.nn.runtime.torch_internals import autocast_disabled
 
 
 @final

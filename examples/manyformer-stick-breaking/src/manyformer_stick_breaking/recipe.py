@@ -4,13 +4,13 @@ from functools import partial
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import GatedFeedForward
 from manyformer.models import ClassHead, LanguageModel, TokenEmbedding
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn import Attention
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import GatedFeedForward
 from manyformer.recipes import recipe
-from manyformer.recipes.baselines import init_std, stack
-from manyformer.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes.parts.baselines import init_std, stack
 from manyformer_stick_breaking.kernel import StickBreakingKernel
 
 

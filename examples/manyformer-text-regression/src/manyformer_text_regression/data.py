@@ -8,14 +8,14 @@ from typing import Literal, NamedTuple, final
 import numpy as np
 import torch
 
+from manyformer.base.errors import UserError
 from manyformer.config import DataSection
-from manyformer.core import PADDING_SEGMENT
 from manyformer.data import DataKind, OpenRequest, Sampler, register
-from manyformer.data.length_buckets import SequenceDataset, held_out_batches, training_buckets
-from manyformer.data.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
-from manyformer.data.saved_tokenizers import TokenizerPair, train_tokenizer
-from manyformer.data.tokenizer import Tokenizer
-from manyformer.errors import UserError
+from manyformer.data.batching.length_buckets import SequenceDataset, held_out_batches, training_buckets
+from manyformer.data.pipeline.opened import EvaluationData, EvaluationPath, LengthLimit, OpenedData, path_name
+from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair, train_tokenizer
+from manyformer.data.tokenizers.tokenizer import Tokenizer
+from manyformer.nn.core import PADDING_SEGMENT
 from manyformer_text_regression.model import RegressionBatch
 
 MAX_LENGTH = 512

@@ -5,9 +5,9 @@ from typing import NamedTuple, Self, final
 import torch
 from torch import Tensor
 
-from manyformer.core import PADDING_SEGMENT, LayerOutput, State, WatchFn, no_watch
 from manyformer.models import BatchLoss, BatchScore, EncoderModel, ModelOutput
 from manyformer.models.encoder_model import mean_over_tokens
+from manyformer.nn.core import PADDING_SEGMENT, LayerOutput, State, WatchFn, no_watch
 
 
 class RegressionBatch(NamedTuple):

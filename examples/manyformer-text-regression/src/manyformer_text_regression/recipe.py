@@ -4,14 +4,13 @@ from functools import partial
 
 from torch import nn
 
-from manyformer.attention import Attention
-from manyformer.core import Layer
-from manyformer.feedforward import FeedForward
-from manyformer.kernels import SoftmaxKernel
 from manyformer.models import ClassHead, TokenEmbedding
-from manyformer.position import SinusoidalPosition
+from manyformer.nn import Attention, SoftmaxKernel
+from manyformer.nn.core import Layer
+from manyformer.nn.feed_forward.feedforward import FeedForward
+from manyformer.nn.positions import SinusoidalPosition
 from manyformer.recipes import recipe
-from manyformer.recipes.baselines import stack
+from manyformer.recipes.parts.baselines import stack
 from manyformer_text_regression.model import TextRegressor
 from manyformer_text_regression.task import TEXT_REGRESSION
 

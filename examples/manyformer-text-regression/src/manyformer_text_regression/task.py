@@ -7,14 +7,14 @@ from typing import final
 import torch
 from torch import Generator, Tensor
 
-from manyformer.batches import TextUnits, to_device
 from manyformer.models import ClassHead, EncoderModel
-from manyformer.scores import ScoreKind, ScoreRecord
-from manyformer.tasks import register
-from manyformer.tasks.masked_language_modelling import BIDIRECTIONAL, EncoderTask
-from manyformer.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.tasks.task import Inputs, ScoreSums
-from manyformer.tasks.toy import Toy, ToyDraw
+from manyformer.models.scores import ScoreKind, ScoreRecord
+from manyformer.models.tasks import register
+from manyformer.models.tasks.masked_language_modelling import BIDIRECTIONAL, EncoderTask
+from manyformer.models.tasks.requests import EvaluationRequest, EvaluationResult
+from manyformer.models.tasks.task import Inputs, ScoreSums
+from manyformer.models.tasks.toy import Toy, ToyDraw
+from manyformer.nn.batches import TextUnits, to_device
 from manyformer_text_regression.model import RegressionBatch, TextRegressor, squared_errors
 
 

@@ -8,8 +8,7 @@ from manyformer.config.data_sections.data_section import (
     select_section,
     swept_settings,
 )
-
-from manyformer.config.data_sections.text_sections import (  # isort: skip
+from manyformer.config.data_sections.text_sections import (
     EncodedTextData,
     LabelsData,
     PairsData,
@@ -20,8 +19,24 @@ from manyformer.config.data_sections.text_sections import (  # isort: skip
     TokenizedData,
     TreesData,
 )
+
 from manyformer.config.data_sections.images_section import ImagesData  # isort: skip
-from manyformer.config.data_sections.synthetic_section import (  # isort: skip
+from manyformer.config.data_sections.mad_rule_sections import (
+    InContextRecallData,
+    MADCompressionData,
+    MADCopyData,
+    MADFuzzyRecallData,
+    MADMemorizationData,
+    MADNoisyRecallData,
+    MADRecallData,
+)
+from manyformer.config.data_sections.structure_rule_sections import (
+    ListOpsData,
+    PathfinderData,
+    RegularLanguageData,
+    StateTrackingData,
+)
+from manyformer.config.data_sections.synthetic_section import (
     AdditionData,
     CopyData,
     DuplicateData,
@@ -34,22 +49,7 @@ from manyformer.config.data_sections.synthetic_section import (  # isort: skip
     SyntheticData,
     register_rule_section,
 )
-from manyformer.config.data_sections.mad_rule_sections import (  # isort: skip
-    InContextRecallData,
-    MADCompressionData,
-    MADCopyData,
-    MADFuzzyRecallData,
-    MADMemorizationData,
-    MADNoisyRecallData,
-    MADRecallData,
-)
-from manyformer.config.data_sections.structure_rule_sections import (  # isort: skip
-    ListOpsData,
-    PathfinderData,
-    RegularLanguageData,
-    StateTrackingData,
-)
-from manyformer.config.data_sections.untokenized_sections import (  # isort: skip
+from manyformer.config.data_sections.untokenized_sections import (
     AudioData,
     EnvironmentData,
     GraphsData,

@@ -7,8 +7,8 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticKnownError, core_schema
 
+from manyformer.base.errors import UserError
 from manyformer.config.section import ConfigSection, PathText, PositiveInt, accepted_forms
-from manyformer.errors import UserError
 
 OpenFraction = Annotated[float, Field(gt=0, lt=1)]
 DataPaths = Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field
 
+from manyformer.base.errors import UserError
 from manyformer.config.data_sections.data_section import SPECIAL_TOKENS, DataSection, ExpectedData, register_section
 from manyformer.config.section import (
     Fraction,
@@ -17,7 +18,6 @@ from manyformer.config.section import (
     SettingConflict,
     accepted_forms,
 )
-from manyformer.errors import UserError
 
 AtLeastTwo = Annotated[PositiveInt, Field(ge=2)]
 Depth = Annotated[float, Field(ge=0, le=1)]

@@ -1,0 +1,145 @@
+"""`compare`: runs a comparison, given by name or file, and writes its report."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from manyformer.analysis.comparisons.claims import parse_claim
+from manyformer.analysis.comparisons.comparison_report import ComparisonResult, write_comparison
+from manyformer.analysis.comparisons.runner import (
+    ComparisonRunner,
+    ProgressMeter,
+    TrainingJob,
+    describe_machine,
+    run_jobs,
+    worker_pool,
+)
+from manyformer.analysis.comparisons.scoring import check_score
+from manyformer.analysis.comparisons.sizing import match_sizes
+from manyformer.analysis.comparisons.training_task import StepCost, measure_steps
+from manyformer.base.errors import UserError, UserErrors, suggest_names
+from manyformer.base.files.json_text import json_text
+from manyformer.base.plugins import import_for_run
+from manyformer.base.system.stop_signals import resumable
+from manyformer.base.type_aliases import LogFn
+from manyformer.config.comparison import Comparison
+from manyformer.config.load_comparison import load_comparison
+from manyformer.data.generated.synthetic_floors import GuessFloors, guess_floors
+from manyformer.recipes.parts.registry import build_on_meta
+from manyformer.training.run_folder import recipe_lookup, rename_aside
+
+DEFAULT_FOLDER = "comparisons"
+
+
+def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
+    """Load a comparison and check its runs, scores and claims without training, with models as large as its reference.
+
+    Raises UserErrors, and UserError for a model that cannot be as large."""
+    comparison = load_comparison(target, overrides, recipes=recipe_lookup(import_for_run))
+    if errors := list(comparison_errors(comparison)):
+        raise UserErrors(dict.fromkeys(errors))
+    reference = comparison.file.reference
+    if reference is None:
+        return comparison
+    return match_sizes(comparison, reference)
+
+
+def comparison_errors(comparison: Comparison) -> Iterator[str]:
+    """What is wrong with the scores, the claims and the models of a comparison, found without training."""
+    names = [case.name for case in comparison.cases]
+    file = comparison.file
+    if file.reference is not None and file.reference not in names:
+        yield f"reference: there is no case '{file.reference}'; {suggest_names(file.reference, names)}"
+    checks: list[tuple[str, Callable[[], object]]] = []
+    for text in file.claims:
+        checks.append(("", partial(parse_claim, text, names, comparison.values, file.score, file.cost)))
+    for case in comparison.cases:
+        checks += [("", partial(check_score, score, case.run)) for score in file.score]
+    for case in comparison.cases:
+        # trials mostly differ in the optimizer: each model is built once
+        models = {json_text(trial.run.model): trial.run for trial in case.trials}
+        checks += [(f"case {case.name}: ", partial(build_on_meta, run.recipe, run.model)) for run in models.values()]
+    # every problem is said at once: a file is mended in one go
+    for prefix, check in checks:
+        try:
+            check()
+        except ValueError as error:
+            yield f"{prefix}{error}"
+
+
+def comparison_guesses(comparison: Comparison) -> GuessFloors | None:
+    """The floors of the first case's data, as it is scored first; None unless it is generated and the main score is
+    the accuracy."""
+    point = comparison.cases[0].points[0]
+    if comparison.file.score[0] == "accuracy" and point is not None:
+        return guess_floors(point.data)
+    return None
+
+
+@resumable()
+def compare(
+    target: str | Path | Comparison,
+    overrides: Sequence[str] = (),
+    *,
+    seeds: int | None = None,
+    out: str | Path | None = None,
+    fresh: bool = False,
+    jobs: int = 1,
+    on_progress: LogFn = lambda text: None,
+    log: LogFn = lambda text: None,
+) -> ComparisonResult:
+    """Train and score every case of a comparison and write its table and picture below `out`.
+
+    `target` is a shipped comparison's name or a file; `overrides` such as `["limits.steps=100"]` apply to the runs of
+    all cases. Finished trainings in the same folder are reused, and an interrupted training resumes; `fresh` moves them
+    aside. `jobs` processes of one thread each train at once; with 1 this process trains. `on_progress` gets a line
+    about the current activity, `log` one about each finished training. Raises UserError for invalid settings,
+    `TrainingInterrupted` after Ctrl-C or SIGTERM.
+    """
+    if isinstance(target, Comparison):
+        comparison = target
+    else:
+        comparison = read_comparison(target, overrides)
+    folder = result_folder(comparison.name, out)
+    seed_count = comparison.file.seeds if seeds is None else seeds
+    for name, number in (("seeds", seed_count), ("jobs", jobs)):
+        if number < 1:
+            raise UserError(f"{name} ({number}) must be at least 1")
+    if fresh:
+        move_aside(folder, log)
+    runner = ComparisonRunner(comparison, folder, seed_count)
+    # before anything is trained: a folder of other settings would mix two comparisons
+    runner.check()
+    guesses = comparison_guesses(comparison)
+    meter = ProgressMeter(runner.count_missing(), on_progress, log)
+    with worker_pool(jobs, comparison.cases) as pool:
+        run_jobs([runner], meter, pool)
+    steps = _measure_costs(comparison, runner, meter)
+    result = replace(runner.result(describe_machine(1 if jobs > 1 else torch.get_num_threads()), guesses), steps=steps)
+    return write_comparison(result, folder)
+
+
+def result_folder(name: str, out: str | Path | None) -> Path:
+    """The folder of the results of a comparison: `out`, or one with its name."""
+    if out is not None:
+        return Path(out)
+    return Path(DEFAULT_FOLDER) / name.replace("/", "-")
+
+
+def move_aside(folder: Path, log: LogFn) -> None:
+    """Rename the folder of an earlier comparison, if there is one."""
+    if folder.exists():
+        log(f"the earlier comparison is now in {rename_aside(folder)}")
+
+
+def _measure_costs(comparison: Comparison, runner: ComparisonRunner, meter: ProgressMeter) -> dict[str, StepCost]:
+    if not {"step", "memory"} & set(comparison.file.cost):
+        return {}
+    meter.report_progress("measuring steps", 1.0)
+    # only the best trial of a case is in the table, and its weights are still there
+    best = {case.name: runner.best_trial(case) for case in comparison.cases if case.trained_by is None}
+    jobs = {name: TrainingJob(name, trial or 0, 0) for name, trial in best.items()}
+    return measure_steps({name: (runner.run(job), runner.folder_of(job)) for name, job in jobs.items()})

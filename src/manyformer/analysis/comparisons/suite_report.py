@@ -1,0 +1,475 @@
+"""The result of a suite: tables with ranges, significance, floors and costs, as text, Markdown, JSON and figures."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pydantic import ConfigDict
+
+from manyformer.analysis.comparisons.claims import SIGNIFICANCE_LEVEL, holm_adjusted, paired_t_test
+from manyformer.analysis.comparisons.comparison_report import (
+    NO_VALUE,
+    ComparisonResult,
+    score_label,
+    spell_duration,
+    write_texts,
+)
+from manyformer.analysis.comparisons.scoring import score_kind
+from manyformer.base.files.atomic_files import make_folder
+from manyformer.base.files.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
+from manyformer.base.files.json_text import json_text
+from manyformer.base.files.text_tables import Table, printable
+from manyformer.config.suite import Suite, SuiteTask
+from manyformer.data.generated.synthetic_floors import GuessFloors
+from manyformer.recipes import get_recipe
+from manyformer.recipes.parts.model_summary import state_bytes_after
+from manyformer.recipes.parts.registry import build_on_meta
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+EQUAL_STEPS = "equal steps"
+"""The results of the trainings with the steps of the suite's run; the others have the names of their budgets."""
+
+COST_TABLES = (
+    ("State for decoding in kB", "state_bytes", 1e-3),
+    ("Forward pass in ms", "forward_seconds", 1e3),
+    ("Training step in ms", "step_seconds", 1e3),
+    ("Memory of a training step in MB", "step_memory", 1e-6),
+    ("Millions of operations of a forward pass", "flops", 1e-6),
+)
+"""The title of each table of costs, the attribute of the costs at a length, and a factor."""
+
+MARKERS = "os^DvP*X"
+MAX_COLUMNS = 3
+LEGEND_INCHES = (2.1, 0.22)
+"""The width of a column of a legend, and the height of a row."""
+
+
+@dataclass(frozen=True)
+class LengthCost:
+    """The cost of one sequence of `length` tokens: seconds of a forward pass and of a training step and the memory of
+    the step in bytes, operations of the forward pass, and the bytes of the state after that many tokens."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    length: int
+    forward_seconds: float | None = None
+    step_seconds: float | None = None
+    step_memory: int | None = None
+    flops: int | None = None
+    state_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class CaseCosts:
+    """The costs of a case's model at each length, with the machine that they were measured on."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    key: str
+    case: str
+    recipe: str
+    keywords: dict[str, Any]
+    machine: str
+    lengths: tuple[LengthCost, ...]
+
+    def at(self, length: int) -> LengthCost | None:
+        """The costs at a length, if they were measured."""
+        return next((cost for cost in self.lengths if cost.length == length), None)
+
+
+def state_bytes_at(recipe: str, keywords: Mapping[str, Any], length: int) -> int | None:
+    """The bytes of a model's state after `length` tokens; None if it has none or cannot have that length."""
+    keywords = dict(keywords)
+    if "max_length" in get_recipe(recipe).signature.parameters:
+        # a table of positions is made as long as needed: it is no part of the state
+        keywords["max_length"] = length
+    try:
+        return state_bytes_after(build_on_meta(recipe, keywords), length)
+    except ValueError:
+        return None
+
+
+@dataclass(frozen=True)
+class TaskResult:
+    """The results of a task by what is equal for all cases: `equal steps`, and other budgets or pretraining.
+
+    `guesses` are the floors of generated data, None where the main score is not the accuracy."""
+
+    task: SuiteTask
+    results: dict[str, ComparisonResult]
+    guesses: GuessFloors | None = None
+
+    @property
+    def floors(self) -> dict[str, float]:
+        """What little knowledge scores, by its name: the floors of the file, and those measured on generated data."""
+        if self.guesses is None:
+            return self.task.file.floors
+        majority, shortcut = self.guesses
+        return {**self.task.file.floors, "majority": majority.accuracy, "best shortcut": shortcut.accuracy}
+
+    @property
+    def score(self) -> str:
+        """The main score."""
+        return self.task.file.score[0]
+
+    @property
+    def lengths(self) -> list[int]:
+        """The lengths of the rows that the first case is scored on, one for each value of the sweep."""
+        points = self.task.comparison.cases[0].points
+        return [point.data.row_length for point in points if point is not None]
+
+    def best_case(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> str | None:
+        """The case with the best mean."""
+        means = {case: mean for case in cases if (mean := self.results[column].mean(case, self.score)) is not None}
+        if score_kind(self.score).lower_is_better:
+            choose = min
+        else:
+            choose = max
+        if means:
+            return choose(means, key=lambda case: means[case])
+        return None
+
+    def p_values(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> dict[str, float]:
+        """The adjusted p-value of each other case against the best, paired over seeds, if it has all seeds."""
+        tests = self._tests(cases, column)
+        return holm_adjusted({case: p_value for case, p_value in tests.items() if p_value is not None})
+
+    def untested_cases(self, cases: Sequence[str], column: str = EQUAL_STEPS) -> list[str]:
+        """The cases that differ from the best by the same amount with every seed, of which a t-test says nothing."""
+        tests = self._tests(cases, column)
+        best = self.best_case(cases, column)
+        seeds = 0
+        if best is not None:
+            # with one seed nothing can be tested, which is no news about a case
+            seeds = len(self.results[column].values(best, self.score))
+        return [case for case, p_value in tests.items() if p_value is None and seeds > 1]
+
+    def _tests(self, cases: Sequence[str], column: str) -> dict[str, float | None]:
+        """The p-value of each other case that has all seeds against the best; None where the test has no value."""
+        best = self.best_case(cases, column)
+        if best is None:
+            return {}
+        reference = self.results[column].values(best, self.score)
+        values = {case: self.results[column].values(case, self.score) for case in cases if case != best}
+        return {
+            # only cases with all seeds: pairs are scores of the same seed
+            case: paired_t_test(reference, scores)
+            for case, scores in values.items()
+            if len(scores) == len(reference)
+        }
+
+
+@dataclass(frozen=True)
+class SuiteResult:
+    """A suite and what was measured; `missing` is the number of trainings that are not measured yet."""
+
+    suite: Suite
+    seeds: int
+    tasks: tuple[TaskResult, ...]
+    costs: dict[str, CaseCosts] = field(default_factory=dict)
+    missing: int = 0
+    machine: str = ""
+    planned_seconds: float = 0.0
+    seconds: float = 0.0
+    files: tuple[Path, ...] = ()
+
+    @property
+    def cases(self) -> list[str]:
+        return self.suite.cases
+
+    @property
+    def tables(self) -> list[Table]:
+        """A table of the main score of all tasks for each budget, and one of each kind of cost."""
+        columns = dict.fromkeys(column for task in self.tasks for column in task.results)
+        tables = [self._score_table(column) for column in columns]
+        return [*tables, *(self._cost_tables() if self.costs else ())]
+
+    @property
+    def claims(self) -> list[str]:
+        """Whether each claim of a task holds at equal steps, in words."""
+        return [f"{task.task.name}: {claim}" for task in self.tasks for claim in task.results[EQUAL_STEPS].claims]
+
+    @property
+    def notes(self) -> list[str]:
+        """What the numbers are, and what is missing."""
+        split = self.suite.file.split
+        notes = [
+            f"mean (lowest-highest) over {self.seeds} seeds on the {split} data; the best of the trials, of which all "
+            "cases have equally many, is chosen on the validation data of the first seed",
+            f"*: the best, and those that a paired t-test over the seeds does not separate from it (p >= "
+            f"{SIGNIFICANCE_LEVEL} after Holm's adjustment)",
+        ]
+        notes += [
+            f"{task.task.name}: {task.task.file.expectation}" for task in self.tasks if task.task.file.expectation
+        ]
+        notes += [f"{task.task.name}: {task.guesses.summary_line}" for task in self.tasks if task.guesses is not None]
+        notes += [
+            f"{task.task.name}: {reason}" for task in self.tasks for reason in task.results[EQUAL_STEPS].missing_reasons
+        ]
+        notes += [
+            f"{task.task.name}: {', '.join(untested)} differ from the best by the same amount with every seed, "
+            "so that a t-test has no value"
+            for task in self.tasks
+            if (untested := task.untested_cases(self.cases))
+        ]
+        if self.missing:
+            notes.append(f"{self.missing} trainings are not measured yet; the same command continues")
+        elif self.seconds:
+            planned = spell_duration(self.planned_seconds)
+            notes.append(f"planned: {planned}; trained in {spell_duration(self.seconds)}")
+        return notes
+
+    def to_markdown(self) -> str:
+        """The report as Markdown, with links to the figures in the same folder."""
+        lines = [f"# {self.suite.file.title}", "", *([self.suite.about, ""] if self.suite.about else [])]
+        for table in [*self.tables, *map(self._task_table, self.tasks)]:
+            lines += [f"## {table.title}", "", *table.markdown, ""]
+        lines += [f"- {note}" for note in self.notes] + [""]
+        lines += [f"- {claim}" for claim in self.claims] + [""]
+        lines += [f"![{path.stem}]({path.name})\n" for path in self.files if path.suffix == ".png"]
+        return printable("\n".join([*lines, f"Measured on {self.machine}.", ""]))
+
+    def to_json(self) -> str:
+        """All results as JSON: for each task and budget the scores of each case, the tests, and the costs."""
+        content = {
+            "name": self.suite.name,
+            "title": self.suite.file.title,
+            "seeds": self.seeds,
+            "missing": self.missing,
+            "machine": self.machine,
+            "planned_seconds": self.planned_seconds,
+            "seconds": self.seconds,
+            "tasks": [
+                {
+                    "task": task.task.name,
+                    "score": task.score,
+                    "kinds": list(task.task.file.kinds),
+                    "lengths": task.lengths,
+                    "floors": task.floors,
+                    "expectation": task.task.file.expectation,
+                    "results": {column: self._column_record(task, column) for column in task.results},
+                }
+                for task in self.tasks
+            ],
+            "costs": {case: asdict(costs) for case, costs in self.costs.items()},
+        }
+        return json_text(content, indent=2) + "\n"
+
+    def _column_record(self, task: TaskResult, column: str) -> dict[str, Any]:
+        result = task.results[column]
+        return {
+            "best": task.best_case(self.cases, column),
+            "p_values": task.p_values(self.cases, column),
+            "measured": [asdict(m) for case in self.cases for m in result.measurements_of(case)],
+            "trials": [asdict(trial) for trial in result.trials],
+            "claims": [verdict._asdict() for verdict in result.verdicts],
+        }
+
+    def _score_table(self, column: str) -> Table:
+        tasks = [task for task in self.tasks if column in task.results]
+        rows = [[case, *(self._cell(task, column, case) for task in tasks)] for case in self.cases]
+        floors = dict.fromkeys(name for task in tasks for name in task.floors)
+        # floors stand in the table itself, because a score says little without what chance reaches
+        rows += [[f"floor: {name}", *(_number(task.floors.get(name)) for task in tasks)] for name in floors]
+        title = f"{self.suite.file.score[0].replace('_', ' ').capitalize()} at {column}"
+        return Table(title, ["case", *(task.task.name for task in tasks)], rows)
+
+    def _cell(self, task: TaskResult, column: str, case: str) -> str:
+        values = task.results[column].values(case, task.score)
+        mean = task.results[column].mean(case, task.score)
+        if mean is None:
+            return NO_VALUE
+        mark = " *" if self._is_best(task, column, case) else ""
+        digits = score_kind(task.score).digits
+        span = ""
+        if len(values) > 1:
+            span = f" ({min(values):.{digits}f}-{max(values):.{digits}f})"
+        return f"{mean:.{digits}f}{span}{mark}"
+
+    def _is_best(self, task: TaskResult, column: str, case: str) -> bool:
+        """Whether no case is significantly better."""
+        p_value = task.p_values(self.cases, column).get(case)
+        return case == task.best_case(self.cases, column) or (p_value is not None and p_value >= SIGNIFICANCE_LEVEL)
+
+    def _task_table(self, task: TaskResult) -> Table:
+        """The table of one task: every score at every value of the sweep, the best trial, and the p-value."""
+        result = task.results[EQUAL_STEPS]
+        p_values = task.p_values(self.cases)
+        rows = []
+        for case, cells in zip(result.cases, result.rows, strict=True):
+            trial = next((m.trial for m in result.measurements_of(case)), "")
+            p_value = p_values.get(case)
+            rows.append([*cells, trial or NO_VALUE, NO_VALUE if p_value is None else f"{p_value:.3f}"])
+        return Table(f"Task: {task.task.name}", [*result.headers, "best trial", "p against the best"], rows)
+
+    def _cost_tables(self) -> Iterator[Table]:
+        """A table for each kind of cost, with a column for each length."""
+        lengths = sorted({cost.length for costs in self.costs.values() for cost in costs.lengths})
+        headers = ["case", "parameters", *(f"at {length:,}" for length in lengths)]
+        for title, attribute, factor in COST_TABLES:
+            rows = []
+            for case in self.cases:
+                costs = [self.costs[case].at(length) if case in self.costs else None for length in lengths]
+                values = [None if cost is None else getattr(cost, attribute) for cost in costs]
+                cells = [_number(None if value is None else value * factor) for value in values]
+                rows.append([case, self._parameters(case), *cells])
+            yield Table(f"{title}, one sequence by its length", headers, rows)
+
+    def _parameters(self, case: str) -> str:
+        measurements = self.tasks[0].results[EQUAL_STEPS].measurements_of(case)
+        return next((f"{m.parameters:,}" for m in measurements if m.parameters is not None), NO_VALUE)
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, or all digits before the point."""
+    if value is None:
+        return NO_VALUE
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
+def write_suite(result: SuiteResult, folder: Path) -> SuiteResult:
+    """Write table.md, results.json and the figures, and return the result with their paths."""
+    make_folder(folder)
+    # before the table, which links only the figures that were drawn
+    figures = {figure.name: draw_scatter(result, figure, folder / figure.name) for figure in SCATTER_FIGURES}
+    figures["length.png"] = draw_lengths(result, folder / "length.png")
+    drawn = [folder / name for name, is_drawn in figures.items() if is_drawn]
+    # the table shows the pictures
+    result = replace(result, files=(folder / "table.md", folder / "results.json", *drawn))
+    write_texts(folder, {"table.md": result.to_markdown(), "results.json": result.to_json()})
+    return result
+
+
+class ScatterFigure(NamedTuple):
+    """A figure of the scores against a cost of each case: its file, the label of the axis, and the cost."""
+
+    name: str
+    label: str
+    cost: Callable[[SuiteResult, TaskResult, str], float | None]
+
+
+def _state_bytes(result: SuiteResult, task: TaskResult, case: str) -> float | None:
+    """The bytes of the state at the greatest length of the costs."""
+    if case not in result.costs:
+        return None
+    states = [cost.state_bytes for cost in result.costs[case].lengths if cost.state_bytes]
+    if states:
+        return states[-1]
+    return None
+
+
+def _step_seconds(result: SuiteResult, task: TaskResult, case: str) -> float | None:
+    """The mean seconds of a training."""
+    measured = [m.minutes for m in task.results[EQUAL_STEPS].measurements_of(case) if m.minutes]
+    if measured:
+        return 60 * math.fsum(measured) / len(measured)
+    return None
+
+
+SCATTER_FIGURES = (
+    ScatterFigure("state.png", "bytes of the decoding state", _state_bytes),
+    ScatterFigure("seconds.png", "seconds of a training", _step_seconds),
+)
+
+
+def draw_scatter(result: SuiteResult, figure: ScatterFigure, path: Path) -> bool:
+    """Write a figure of the main scores against a cost, a panel for each task; False if there is nothing to draw."""
+    points = {
+        (task.task.name, case): (cost, task.results[EQUAL_STEPS].values(case, task.score))
+        for task in result.tasks
+        for case in result.cases
+        if (cost := figure.cost(result, task, case)) is not None and task.results[EQUAL_STEPS].values(case, task.score)
+    }
+    if not points:
+        return False
+
+    def plot(axis: "Axes", task: TaskResult) -> None:
+        for index, case in enumerate(result.cases):
+            if (task.task.name, case) in points:
+                cost, values = points[task.task.name, case]
+                # bars to the lowest and highest seed, as in the table
+                mean = math.fsum(values) / len(values)
+                errors = [[mean - min(values)], [max(values) - mean]]
+                axis.errorbar([cost], [mean], yerr=errors, label=case, ls="", capsize=2, **_marker(index))
+        axis.set_xscale("log")
+        axis.set_xlabel(figure.label)
+
+    _draw_panels(result, list(result.tasks), plot, path)
+    return True
+
+
+def draw_lengths(result: SuiteResult, path: Path) -> bool:
+    """Write a figure of the main scores over the swept setting, for the tasks that have one; False if none has."""
+    tasks = [task for task in result.tasks if task.task.file.setting is not None]
+
+    def plot(axis: "Axes", task: TaskResult) -> None:
+        comparison = task.results[EQUAL_STEPS]
+        values = comparison.comparison.values
+        for index, case in enumerate(result.cases):
+            means = [
+                (i, mean) for i in range(len(values)) if (mean := comparison.mean(case, task.score, i)) is not None
+            ]
+            if means:
+                style = curve_style(index) | {"marker": MARKERS[index % len(MARKERS)]}
+                axis.plot(*zip(*means), label=case, ms=4, lw=1.2, **style)
+        axis.set_xticks(
+            range(len(values)), [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
+        )
+        axis.set_xlabel(str(task.task.file.setting))
+
+    if tasks and any(result.tasks[0].results[EQUAL_STEPS].measurements):
+        _draw_panels(result, tasks, plot, path)
+        return True
+    return False
+
+
+def _draw_panels(
+    result: SuiteResult, tasks: list[TaskResult], plot: Callable[["Axes", TaskResult], None], path: Path
+) -> None:
+    columns = min(MAX_COLUMNS, len(tasks))
+    rows = math.ceil(len(tasks) / columns)
+    figure, axes = panels(rows, columns, (PANEL_INCHES[0] * 0.8, PANEL_INCHES[1] * 0.95))
+    labeled: dict[str, Any] = {}
+    for axis, task in zip(axes, tasks):
+        plot(axis, task)
+        handles, labels = axis.get_legend_handles_labels()
+        # a case may be missing in one panel and stand in another; the legend names each once
+        labeled |= dict(zip(map(str, labels), handles))
+        for name, floor in task.task.file.floors.items():
+            axis.axhline(floor, color="#888888", lw=0.8, ls=":")
+            axis.annotate(
+                name,
+                (0.01, floor),
+                xycoords=("axes fraction", "data"),
+                color="#666666",
+                fontsize="x-small",
+                va="bottom",
+            )
+        axis.set_title(task.task.name, fontsize="medium")
+        axis.set_ylabel(score_label(task.score), fontsize="small")
+    for axis in axes[len(tasks) :]:
+        axis.set_visible(False)
+    order = [case for case in result.cases if case in labeled]
+    width, height = figure.get_size_inches()
+    # beside the panels, as many columns as its rows need: dozens of cases fit below no figure
+    legend_columns = math.ceil(len(order) / max(int(height / LEGEND_INCHES[1]), 1))
+    figure.set_size_inches(width + LEGEND_INCHES[0] * legend_columns, height)
+    figure.legend(
+        [labeled[case] for case in order],
+        order,
+        loc="outside right upper",
+        ncols=legend_columns,
+        frameon=False,
+        fontsize="small",
+    )
+    write_picture(figure, path)
+
+
+def _marker(index: int) -> dict[str, Any]:
+    return {"color": curve_color(index), "marker": MARKERS[index % len(MARKERS)], "ms": 6}

@@ -1,0 +1,305 @@
+"""Find out by trial how a module decodes with its cache.
+
+Released models keep what they have read in one of a few ways: in themselves, to be emptied by a method; in buffers that
+are allocated for a number of rows, with a position for each call; or in an object that a call returns and the next one
+takes. A form counts as found if its first step gives what one pass gives; that later steps do is what is tested.
+"""
+
+import inspect
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.analysis.contracts.call_forms import (
+    POSITION_NAMES,
+    FoundForm,
+    _floating_tensors,
+    find_logits,
+    one_line,
+    restoring,
+    set_up_caches,
+)
+
+FIRST_STEP_TOLERANCE = 1e-3
+"""The largest difference, relative to the logits, at which the first step is right: a wrong form is far off."""
+
+PREFIX = 12
+"""Tokens before the first step of a trial."""
+
+RESET = re.compile(r"(reset|clear|empty)_?(kv_?)?(cache|caches|state|states)")
+CACHE_PARAMETER = re.compile(r"(kv|cache|past|prev|hidden|state|memor)")
+RETURN_FLAG = re.compile(r"return_\w*(kv|cache|past|prev|hidden|state|memor|intermediate)")
+
+
+@final
+@dataclass(frozen=True)
+class Prefix:
+    """The tokens of all rows so far, of which the last `new` have not been read, and what the call before gave."""
+
+    tokens: Tensor
+    new: int
+    state: Any
+
+    @property
+    def new_tokens(self) -> Tensor:
+        """The tokens that have not been read."""
+        return self.tokens[:, self.tokens.shape[1] - self.new :]
+
+    @property
+    def position(self) -> int:
+        """The position of the first token that has not been read."""
+        return self.tokens.shape[1] - self.new
+
+
+@final
+@dataclass(frozen=True)
+class CacheForm:
+    """One way to decode with a cache.
+
+    `begin(rows, length)` makes the module ready for new sequences and gives the first state; `step(prefix)` gives
+    whatever the module gives and the next state. `in_module` means that the state is in the module itself, so that
+    rows cannot be selected from it nor two sequences decoded by turns. `takes_prefix` means that a step gets all tokens
+    so far, of which a module with a cache computes the last alone.
+    """
+
+    name: str
+    begin: Callable[[int, int], Any]
+    step: Callable[[Prefix], tuple[Any, Any]]
+    in_module: bool
+    takes_prefix: bool = False
+
+
+@final
+@dataclass(frozen=True)
+class FoundCache:
+    """The cache form of a module, with the width of its logits."""
+
+    form: CacheForm
+    width: int
+
+    def begin(self, rows: int, length: int) -> Any:
+        """The state before the first token."""
+        return self.form.begin(rows, length)
+
+    def step(self, tokens: Tensor, new: int, state: Any) -> tuple[Tensor, Any]:
+        """Logits (rows, new, width) of the last `new` of the tokens so far, and the next state."""
+        result, next_state = self.form.step(Prefix(tokens, new, state))
+        logits = read_step(result, tokens.shape[0], new, tokens.shape[1], self.width)
+        if logits is None:
+            raise ValueError(f"{self.form.name} gave no {self.width} logits for {new} tokens")
+        return logits, next_state
+
+
+def read_step(result: Any, rows: int, new: int, length: int, width: int) -> Tensor | None:
+    """The logits of the new tokens in the result of a step, which may have those of the whole prefix or of the last."""
+    tensors = list(_floating_tensors(result))
+    found = find_logits(tensors, rows, new, (width,))
+    if found is not None:
+        return found.tensor
+    found = find_logits(tensors, rows, length, (width,))
+    if found is not None:
+        return found.tensor[:, length - new :]
+    if new == 1:
+        for tensor in tensors:
+            if tuple(tensor.shape) == (rows, width):
+                return tensor[:, None]
+    return None
+
+
+@torch.no_grad()
+def find_cache(module: nn.Module, found: FoundForm) -> FoundCache | str:
+    """The cache form of a module whose form of call is known, or the sentence why none was found."""
+    length = max(PREFIX, found.min_length)
+    with restoring(module):
+        module.eval()
+        device = next(module.parameters(), torch.zeros(())).device
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(found.vocabulary, (2, length + 1), generator=generator).to(device)
+        padded = -(-(length + 1) // found.length_multiple) * found.length_multiple
+        whole = torch.randint(found.vocabulary, (2, padded), generator=generator).to(device)
+        whole[:, : length + 1] = tokens
+        try:
+            expected = found.logits(module, whole)[:, length]
+        except Exception as error:
+            return f"no cache was looked for: {padded} tokens raise {one_line(error)}"
+        reasons: list[str] = []
+        for form in cache_forms(module, found):
+            cache = FoundCache(form, found.width)
+            difference = _first_step_difference(cache, tokens, expected, reasons)
+            if difference is None:
+                continue
+            if difference <= FIRST_STEP_TOLERANCE:
+                if not form.takes_prefix or _state_matters(cache, tokens, expected):
+                    return cache
+                reasons.append(f"{form.name}: the step does not depend on the cache")
+            else:
+                reasons.append(f"{form.name}: the first step is {difference:.0e} off")
+    if not reasons:
+        return "no form of a cache is among its parameters and methods"
+    return "no form of a cache gives what one pass gives (" + "; ".join(reasons[:3]) + ")"
+
+
+def _first_step_difference(cache: FoundCache, tokens: Tensor, expected: Tensor, reasons: list[str]) -> float | None:
+    """How far the step after the prefix is from one pass; the prefix is read at once, else token by token."""
+    length = tokens.shape[1] - 1
+    for chunks in ([length], [1] * length):
+        try:
+            state = cache.begin(tokens.shape[0], length + 1)
+            read = 0
+            for new in chunks:
+                read += new
+                _, state = cache.form.step(Prefix(tokens[:, :read], new, state))
+            logits, _ = cache.step(tokens, 1, state)
+        except Exception as error:
+            reasons.append(f"{cache.form.name}: {one_line(error)}")
+            continue
+        scale = expected.abs().max().clamp(min=1e-12)
+        return float((logits[:, 0] - expected).abs().max() / scale)
+    return None
+
+
+def _state_matters(cache: FoundCache, tokens: Tensor, expected: Tensor) -> bool:
+    """Whether a step over the whole prefix changes with the cache: one that ignores it is one pass, not decoding."""
+    others = tokens.flip(1)
+    _, state = cache.form.step(Prefix(others[:, :-1], tokens.shape[1] - 1, cache.begin(*tokens.shape)))
+    try:
+        logits, _ = cache.step(tokens, 1, state)
+    except Exception:
+        return True
+    scale = expected.abs().max().clamp(min=1e-12)
+    return bool((logits[:, 0] - expected).abs().max() > FIRST_STEP_TOLERANCE * scale)
+
+
+def cache_forms(module: nn.Module, found: FoundForm) -> list[CacheForm]:
+    """The forms that the names of a module's parameters and methods allow, in the order in which they are tried."""
+    try:
+        signature = inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):
+        return []
+    parameters = list(signature)
+    forms: list[CacheForm] = []
+    reset = _reset_method(module)
+    if "use_cache" in parameters and reset is not None:
+        forms.append(_kept_in_module(module, reset))
+    position = next((name for name in parameters[1:] if name in POSITION_NAMES), None)
+    if position is not None:
+        forms += [_with_positions(module, position, as_tensor=as_tensor) for as_tensor in (True, False)]
+    caches = [
+        name
+        for name in parameters[1:]
+        # a switch such as `detach_memories` holds no cache
+        if CACHE_PARAMETER.search(name)
+        and not RETURN_FLAG.match(name)
+        and not isinstance(signature[name].default, bool)
+    ]
+    flags = [name for name in parameters if RETURN_FLAG.match(name)] or [
+        name for name in parameters if name == "use_cache"
+    ]
+    # one cache, or as many as the call returns, such as keys and values beside memories
+    groups: list[tuple[str, ...]] = [(name,) for name in caches]
+    if len(caches) > 1:
+        groups.append(tuple(caches))
+    for names in groups:
+        for flag in (*flags, None):
+            forms += [_returned(module, names, flag, whole_prefix=whole) for whole in (True, False)]
+    return forms
+
+
+def _reset_method(module: nn.Module) -> Callable[[], Any] | None:
+    for name in dir(type(module)):
+        if RESET.fullmatch(name.strip("_")):
+            method: Callable[[], Any] = getattr(module, name)
+            return method
+    return None
+
+
+def _kept_in_module(module: nn.Module, reset: Callable[[], Any]) -> CacheForm:
+    def begin(rows: int, length: int) -> Any:
+        reset()
+        return ()
+
+    def step(prefix: Prefix) -> tuple[Any, Any]:
+        return module(prefix.new_tokens, use_cache=True), ()
+
+    return CacheForm(f"f(x, use_cache=True) after {reset.__name__}()", begin, step, in_module=True)
+
+
+def _with_positions(module: nn.Module, name: str, *, as_tensor: bool) -> CacheForm:
+    def begin(rows: int, length: int) -> Any:
+        set_up_caches(module, rows, length)
+        return ()
+
+    def step(prefix: Prefix) -> tuple[Any, Any]:
+        position: Any = prefix.position
+        if as_tensor:
+            position = torch.arange(prefix.position, prefix.tokens.shape[1], device=prefix.tokens.device)
+        return module(prefix.new_tokens, **{name: position}), ()
+
+    shown = f"{name}=positions" if as_tensor else f"{name}=i"
+    return CacheForm(f"f(x, {shown})", begin, step, in_module=True)
+
+
+def _returned(module: nn.Module, names: tuple[str, ...], flag: str | None, *, whole_prefix: bool) -> CacheForm:
+    """Caches that a call returns behind the logits; some packages take the whole prefix and compute its last token."""
+
+    def begin(rows: int, length: int) -> Any:
+        return None
+
+    def step(prefix: Prefix) -> tuple[Any, Any]:
+        tokens = prefix.tokens if whole_prefix else prefix.new_tokens
+        options: dict[str, Any] = {}
+        if prefix.state is not None:
+            options = dict(zip(names, prefix.state))
+        if flag is not None:
+            options[flag] = True
+        result = module(tokens, **options)
+        if not isinstance(result, tuple | list) or len(result) <= len(names):
+            raise ValueError(f"a call gives no {' and '.join(names)} behind the logits")
+        named = getattr(result, "_fields", ())
+        if all(name in named for name in names):
+            return result[0], tuple(getattr(result, name) for name in names)
+        if len(names) == 1 and len(result) > 2:
+            # all that is behind the logits is one cache
+            return result[0], (tuple(result[1:]),)
+        return result[0], tuple(result[1 : 1 + len(names)])
+
+    caches = ", ".join(f"{name}=cache" for name in names)
+    flags = f", {flag}=True" if flag else ""
+    name = f"f({'prefix' if whole_prefix else 'x'}, {caches}{flags})"
+    return CacheForm(name, begin, step, in_module=False, takes_prefix=whole_prefix)
+
+
+def row_axes(states: Sequence[Any]) -> list[int | None] | None:
+    """For each tensor of a state the axis of its rows, found by states of 2 and of 3 rows; None if one cannot be told.
+
+    A tensor that is the same for any number of rows has None.
+    """
+    two, three = (_all_tensors(state) for state in states)
+    if len(two) != len(three):
+        return None
+    axes: list[int | None] = []
+    for left, right in zip(two, three):
+        if left.ndim != right.ndim:
+            return None
+        differing = [axis for axis in range(left.ndim) if left.shape[axis] != right.shape[axis]]
+        if len(differing) > 1:
+            return None
+        # rows may be folded into another axis: (rows * heads, ...)
+        if differing and 3 * left.shape[differing[0]] != 2 * right.shape[differing[0]]:
+            return None
+        axes.append(differing[0] if differing else None)
+    return axes
+
+
+def _all_tensors(state: Any) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    if isinstance(state, dict):
+        return [tensor for value in state.values() for tensor in _all_tensors(value)]
+    if isinstance(state, tuple | list):
+        return [tensor for value in state for tensor in _all_tensors(value)]
+    return []

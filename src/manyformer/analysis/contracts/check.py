@@ -1,0 +1,280 @@
+"""`check`: run the contracts that a model promises and report the results."""
+
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any, Self, final
+
+import torch
+from torch import nn
+
+from manyformer.analysis.contracts import (
+    causality_contracts,
+    decoding_contracts,
+    equivalence_contracts,
+    row_contracts,
+    training_contracts,
+)
+from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow, ContractVerdict
+from manyformer.analysis.contracts.hugging_face import HuggingFace, is_hugging_face
+from manyformer.analysis.contracts.isolation import (
+    in_dtype,
+    restoring_attributes,
+    restoring_model_and_rng,
+    working_dtype,
+)
+from manyformer.analysis.contracts.subject import (
+    Adapter,
+    AdapterSubject,
+    Subject,
+    SubjectOutput,
+    Untestable,
+    seed_everything,
+)
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
+from manyformer.base.errors import UserError, suggest_names
+from manyformer.conversion.loading import load
+from manyformer.models import Model, ModelSpec
+from manyformer.models.model import model_name
+from manyformer.models.tasks import Inputs
+from manyformer.nn.core import State
+from manyformer.nn.runtime.devices import device_kind
+from manyformer.recipes import RecipeCard, recipe_names
+from manyformer.recipes.parts.registry import FACTS, PROMISES, card_of, task_of
+
+# without repeatable outputs nothing can be compared, so that these two are the first
+_FIRST = (equivalence_contracts.repeatable, equivalence_contracts.traceless)
+_MODULES = (causality_contracts, decoding_contracts, row_contracts, training_contracts, equivalence_contracts)
+
+CONTRACTS = {
+    item.name: item
+    for item in (*_FIRST, *(item for module in _MODULES for item in vars(module).values()))
+    if isinstance(item, Contract)
+}
+"""All contracts by their names, in the order of the report."""
+
+STEP_LENGTH = 48
+"""The length of sequences in contracts that take many single steps."""
+
+LONG_LENGTH = 512
+"""The length of sequences in causality contracts: leaks of patterns and chunks show only beyond their size."""
+
+PROBE_LENGTH = 2048
+"""The largest length of the sequences that show leaks beyond `LONG_LENGTH`, if the model allows it."""
+
+MIN_LENGTH = 12
+"""The least length: below it, the documents of the packing contracts would be empty."""
+
+
+def check(
+    model: nn.Module | Adapter | str | Path,
+    *,
+    length: int | None = None,
+    seed: int = 0,
+    only: Collection[str] | None = None,
+    skip: Collection[str] = (),
+    compiler: Backend = "aot_eager",
+    keywords: Mapping[str, Any] | None = None,
+    device: str | torch.device | None = None,
+    on_row: Callable[[ContractRow], None] | None = None,
+) -> CheckReport:
+    """Run the contracts of a model: causality, recurrent decoding, padding, packing, gradients, precision and more.
+
+    `model` is a recipe's name (built with tiny sizes, perturbed parameters and `keywords`), the folder of a run or a
+    saved model, a model, a Hugging Face model, or an `Adapter` of any module. `length` is the length of all sequences,
+    by default 48 tokens in contracts of many steps and up to 512 in causality contracts, which exchange each of these
+    tokens once and try a few exchanges in up to 2048. `only` and `skip` name
+    contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a folder.
+    `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be
+    checked.
+    """
+    subject = find_subject(model, keywords or {}, seed, device)
+    selected = _select_contracts(only, skip)
+    lengths = _choose_lengths(subject, length)
+    rows: list[ContractRow] = []
+    # without gradients, as most contracts compare outputs alone; those that need them switch them on themselves
+    with restoring_model_and_rng(subject.module), subject.session(), torch.no_grad():
+        subject.seed = seed
+        for contract in CONTRACTS.values():
+            if contract.name in selected:
+                row = _row_without_run(contract, subject, rows)
+                if row is None:
+                    row = _run_contract(contract, subject, lengths, seed, compiler)
+                elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
+                    # the number is worth knowing, but a failure is none: the model promises nothing here
+                    measured = _run_contract(contract, subject, lengths, seed, compiler)
+                    sentence = f"{row.sentence}; measured: {measured.sentence}"
+                    row = measured._replace(verdict=row.verdict, sentence=sentence)
+                rows.append(row)
+                if on_row is not None:
+                    on_row(row)
+    return CheckReport(subject.name, tuple(rows), lengths, seed)
+
+
+def find_subject(
+    model: nn.Module | Adapter | str | Path,
+    keywords: Mapping[str, Any],
+    seed: int = 0,
+    device: str | torch.device | None = None,
+) -> Subject:
+    """The subject for any `model` that `check` accepts. Raises UserError for others."""
+    # a name comes before a folder of the same name: `check bert` never depends on the working directory
+    if isinstance(model, str) and model in recipe_names():
+        return OwnSubject(build_tiny(model, keywords, seed).to(device))
+    if keywords:
+        raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
+    if isinstance(model, str | Path):
+        if not Path(model).is_dir():
+            raise UserError(
+                f"'{model}' is neither a recipe nor a folder with a model; {suggest_names(str(model), recipe_names())}"
+            )
+        return OwnSubject(load(model).to(device), name=str(model))
+    if device is not None:
+        raise UserError(f"device ({device}) is for a name or a folder; this model has a device already")
+    if isinstance(model, Adapter):
+        return AdapterSubject(model)
+    if isinstance(model, Model):
+        return OwnSubject(model)
+    if is_hugging_face(model):
+        return HuggingFace(model)
+    raise UserError(
+        f"{type(model).__name__} is a module that check cannot call by itself: "
+        "mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=256))"
+    )
+
+
+def _select_contracts(only: Collection[str] | None, skip: Collection[str]) -> set[str]:
+    for name in (*(only or ()), *skip):
+        if name not in CONTRACTS:
+            raise UserError(f"there is no contract '{name}'; {suggest_names(name, CONTRACTS)}")
+    default_names = {name for name, contract in CONTRACTS.items() if contract.runs_by_default}
+    return (default_names if only is None else set(only)) - set(skip)
+
+
+def _choose_lengths(subject: Subject, length: int | None) -> CheckLengths:
+    """The sequence lengths of the contracts. Raises UserError."""
+    max_length = subject.max_length
+    multiple = subject.length_multiple
+    if max_length is not None and max_length < MIN_LENGTH:
+        raise UserError(f"{subject.name} allows at most {max_length} tokens, too few to check: {MIN_LENGTH} are needed")
+    if length is not None and not MIN_LENGTH <= length <= (max_length or length):
+        if max_length is None:
+            allowed = f"at least {MIN_LENGTH}"
+        else:
+            allowed = f"from {MIN_LENGTH} to {max_length}"
+        raise UserError(f"length ({length}) must be {allowed} tokens")
+
+    def round_length(size: int) -> int:
+        # rounded up, or down where that would exceed the model's max_length
+        rounded = -(-size // multiple) * multiple
+        if max_length is None:
+            return rounded
+        return min(rounded, max_length // multiple * multiple)
+
+    if length is not None:
+        # a given length holds for every contract, so that the time of a check can be bounded
+        return CheckLengths(round_length(length), round_length(length), None)
+    steps, long, probe = (round_length(size) for size in (STEP_LENGTH, LONG_LENGTH, PROBE_LENGTH))
+    return CheckLengths(steps, long, probe if probe > long else None)
+
+
+def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRow]) -> ContractRow | None:
+    """The row of a contract that is not promised or cannot be run; None if it is to be run."""
+    # a card may excuse one contract, or a promise that several contracts need
+    for need in (contract.name, *contract.needs):
+        if need in subject.not_promised:
+            return ContractRow(contract.name, "not promised", f"not promised: {subject.not_promised[need]}")
+    if any(row.contract == "repeatable" and row.verdict == "failed" for row in rows):
+        sentence = "not run: the model is not repeatable, so outputs cannot be compared"
+        return ContractRow(contract.name, "not run", sentence)
+    return None
+
+
+def _run_contract(
+    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend
+) -> ContractRow:
+    exact = contract.exact and subject.exact
+    # each contract draws from a generator of its own: with `only` it sees the same inputs as in a whole check
+    generator = torch.Generator().manual_seed(seed)
+    allowed = FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
+    trial = ContractTrial(
+        subject,
+        generator,
+        length=lengths.steps,
+        long_length=lengths.long,
+        probe_length=lengths.probe,
+        tolerance=allowed,
+        backend=compiler,
+    )
+    seed_everything(seed)
+    try:
+        with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
+            finding = contract.run(trial)
+    except Untestable as error:
+        return ContractRow(contract.name, "not run", f"not run: {error}")
+    # whatever a model raises is a finding about it; the other contracts are still worth running
+    except Exception as error:
+        # messages of compilers span pages, and a row of the table is one line
+        message = re.sub(r"\s+", " ", str(error)).strip()
+        sentence = f"raised {type(error).__name__}: {message[:300]}"
+        if not subject.runs_every_input:
+            return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
+        return ContractRow(contract.name, "failed", sentence)
+    verdict: ContractVerdict = "passed" if finding.passed else "failed"
+    return ContractRow(contract.name, verdict, finding.sentence, finding.measured, finding.tolerance)
+
+
+@final
+class OwnSubject(Subject):
+    """A model of this library: its task knows the inputs and outputs, and the recipe's card has the promises.
+
+    Raises UserError for a model class without a task.
+    """
+
+    def __init__(self, model: Model, *, name: str | None = None) -> None:
+        self.module = model
+        self._model = model
+        self.task = task_of(model)
+        self.exact = device_kind(model.device).has_float64
+        spec: ModelSpec | None = getattr(model, "spec", None)
+        card = None if spec is None else card_of(spec)
+        self.name = name or model_name(model)
+        self.max_length = model.max_length
+        self.length_multiple = self.task.fixed_length(model) or 1
+        self.takes_source = self.task.takes_source
+        self.per_token = self.task.per_token
+        self.measured_anyway = self.task.measured_anyway
+        self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
+        self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
+        return SubjectOutput(*self.task.call(self.model, inputs, state))
+
+    def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+        return self.task.init_state(self.model, inputs, capacity=capacity)
+
+    def save_to(self, folder: str) -> None:
+        self.model.save(Path(folder) / "model")
+
+    def copy_from(self, folder: str) -> Self:
+        # on the device of the original, because results of two devices may differ in their bits
+        return type(self)(load(Path(folder) / "model").to(self.token_ids.device), name=self.name)
+
+
+def _not_promised(card: RecipeCard | None) -> dict[str, str]:
+    """The promises that the card excludes, with the reasons; without a card, those that need a recipe."""
+    if card is None:
+        reason = "this model was not built from a recipe, so it cannot be built again"
+        return {"saving": reason, "spec": reason}
+    # a misspelled reason would excuse nothing, and the contract would fail without saying why
+    valid_names = {*PROMISES, *FACTS, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
+    if unknown_names := sorted(card.reasons.keys() - valid_names):
+        raise UserError(
+            f"the card of {card.name} has a reason for '{unknown_names[0]}', which is no promise, fact or contract"
+        )
+    return card.reasons

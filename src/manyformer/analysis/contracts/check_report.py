@@ -1,0 +1,136 @@
+"""The report of a check: one row per contract, as a table or as JSON."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple, final
+
+from manyformer.base.files.json_text import json_text
+from manyformer.base.files.text_tables import aligned_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+ContractVerdict = Literal["passed", "failed", "not promised", "not run"]
+
+STYLES = {"passed": "green", "failed": "bold red", "not promised": "dim", "not run": "yellow"}
+
+
+class ContractRow(NamedTuple):
+    """One contract: its verdict, a sentence, the measured number that decided it and its upper bound."""
+
+    contract: str
+    verdict: ContractVerdict
+    sentence: str
+    measured: float | None = None
+    tolerance: float | None = None
+
+
+class CheckLengths(NamedTuple):
+    """The lengths of sequences: in tests of many steps, in those of few calls, and of the probe of causality."""
+
+    steps: int
+    long: int
+    probe: int | None = None
+
+    def __str__(self) -> str:
+        probe = ""
+        if self.probe is not None:
+            probe = f" and a few of {self.probe}"
+        long = ""
+        if self.long != self.steps:
+            long = f", causality at {self.long}"
+        return f"at {self.steps} tokens{long}{probe}"
+
+
+@final
+@dataclass(frozen=True)
+class CheckReport:
+    """The contracts of one model, with the lengths of the sequences and the seed of the inputs."""
+
+    subject: str
+    rows: tuple[ContractRow, ...]
+    lengths: CheckLengths
+    seed: int
+
+    @property
+    def heading(self) -> str:
+        """The model and the lengths of the sequences, beyond which nothing was tested."""
+        return f"{self.subject} {self.lengths}"
+
+    @property
+    def length(self) -> int:
+        """The length of the sequences in which every token was exchanged."""
+        return self.lengths.long
+
+    @property
+    def ok(self) -> bool:
+        """Whether no contract failed; contracts that are not promised or were not run do not count as failures."""
+        return not self.failed
+
+    @property
+    def failed(self) -> tuple[ContractRow, ...]:
+        """The rows of the contracts that failed."""
+        return tuple(row for row in self.rows if row.verdict == "failed")
+
+    def __getitem__(self, contract: str) -> ContractRow:
+        """The row of the contract with this name. Raises KeyError if it was left out."""
+        return {row.contract: row for row in self.rows}[contract]
+
+    def summary(self) -> str:
+        """One line with the count of each verdict."""
+        counts = {verdict: sum(row.verdict == verdict for row in self.rows) for verdict in STYLES}
+        return f"{self.subject}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
+
+    def table(self) -> str:
+        """The report as plain text: a heading with the lengths, one line per contract and a summary."""
+        rows = [
+            (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance), row.sentence)
+            for row in self.rows
+        ]
+        lines = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
+        return "\n".join([self.heading, *lines, self.summary()])
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def rich(self) -> "Table":
+        """The report as a colored table for the terminal."""
+        from rich.markup import escape
+        from rich.table import Table
+
+        title = escape(self.heading)
+        caption = escape(self.summary())
+        table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+        for heading in ("contract", "verdict"):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("measured", "at most"):
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("result")
+        for row in self.rows:
+            style = STYLES[row.verdict]
+            numbers = _format_number(row.measured), _format_number(row.tolerance)
+            table.add_row(row.contract, f"[{style}]{row.verdict}[/]", *numbers, escape(row.sentence))
+        return table
+
+    def to_json(self) -> str:
+        """Strict JSON, in which non-finite numbers are strings."""
+        rows = [row._asdict() | {"measured": _json_number(row.measured)} for row in self.rows]
+        # `length` is older than `lengths`, and scripts read it
+        report = {"subject": self.subject, "ok": self.ok, "length": self.length, "lengths": self.lengths._asdict()}
+        report |= {"seed": self.seed, "rows": rows}
+        return json_text(report, indent=2, ensure_ascii=True)
+
+
+def _format_number(value: float | None) -> str:
+    if value is None:
+        return ""
+    # counts and exact zeros are shown as integers; rounding errors in powers of ten
+    if math.isfinite(value) and value == int(value):
+        return str(int(value))
+    return f"{value:.1e}"
+
+
+def _json_number(value: float | None) -> float | str | None:
+    if value is None or math.isfinite(value):
+        return value
+    return str(value)

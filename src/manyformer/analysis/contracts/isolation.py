@@ -1,0 +1,114 @@
+"""Context managers that restore what a check changes in a model or in the process."""
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from manyformer.nn.runtime.devices import forked_generators
+
+COPIED_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+@contextmanager
+def restoring_model_and_rng(module: nn.Module | None) -> Iterator[None]:
+    """Set evaluation mode; on exit restore modes, gradients, attributes and the states of all random generators."""
+    numpy_state = np.random.get_state()
+    python_state = random.getstate()
+    if module is None:
+        grads = []
+    else:
+        grads = [(weight, weight.grad) for weight in module.parameters()]
+    with forked_generators(weight.device for weight, _ in grads), restoring_attributes(module):
+        try:
+            for weight, _ in grads:
+                # gradients that were there would be added to those of the contracts
+                weight.grad = None
+            if module is not None:
+                module.eval()
+            yield
+        finally:
+            for weight, grad in grads:
+                weight.grad = grad
+            np.random.set_state(numpy_state)
+            random.setstate(python_state)
+
+
+@contextmanager
+def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
+    """On exit restore every attribute of every submodule to the same object.
+
+    Some released models change themselves when called: BigBird replaces its attention permanently at a short input.
+    """
+    saved: list[tuple[nn.Module, dict[str, Any]]] = []
+    for submodule in () if module is None else list(module.modules()):
+        # dictionaries of parameters, buffers and submodules are copied
+        # only these tables are changed in place; other values are replaced, and the old objects are put back
+        attributes = {n: v.copy() if n in COPIED_TABLES else v for n, v in vars(submodule).items()}
+        saved.append((submodule, attributes))
+    try:
+        yield
+    finally:
+        for submodule, attributes in saved:
+            vars(submodule).clear()
+            vars(submodule).update(attributes)
+
+
+@contextmanager
+def restoring_buffers(module: nn.Module) -> Iterator[None]:
+    """On exit restore the values of all tensors that a call in training mode may change: those without gradients."""
+    tensors = [*module.buffers(), *(weight for weight in module.parameters() if not weight.requires_grad)]
+    values = [tensor.detach().clone() for tensor in tensors]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, value in zip(tensors, values):
+                tensor.copy_(value)
+
+
+@contextmanager
+def training_mode(module: nn.Module) -> Iterator[None]:
+    """Set training mode; on exit restore evaluation mode and all values, and remove gradients."""
+    # a whole step is taken back: weights as well as running statistics
+    values = {name: value.clone() for name, value in module.state_dict().items()}
+    module.train()
+    try:
+        yield
+    finally:
+        module.eval()
+        module.load_state_dict(values)
+        module.zero_grad(set_to_none=True)
+
+
+@contextmanager
+def in_dtype(module: nn.Module | None, dtype: torch.dtype | None) -> Iterator[None]:
+    """Convert all floating parameters and buffers to `dtype` in place, so that closures over the module use it too."""
+    original: list[tuple[Tensor, Tensor]] = []
+    if module is not None and dtype is not None:
+        # by identity: tied weights are one tensor, which is to be converted and restored once
+        tensors = {id(t): t for t in [*module.parameters(), *module.buffers()] if t.is_floating_point()}
+        original = [(tensor, tensor.data) for tensor in tensors.values() if tensor.dtype != dtype]
+    try:
+        for tensor, data in original:
+            # in place of the tensor's data, because closures of an adapter hold the same tensor objects
+            tensor.data = data.to(dtype)
+        yield
+    finally:
+        for tensor, data in original:
+            # a gradient in the other dtype cannot stay beside restored weights
+            tensor.grad = None
+            tensor.data = data
+
+
+def working_dtype(module: nn.Module | None, *, exact: bool) -> torch.dtype | None:
+    """The dtype to check in: float64 if `exact`, float32 for weights in half precision, else None (unchanged)."""
+    if exact:
+        return torch.float64
+    if module is not None and any(t.is_floating_point() and t.element_size() < 4 for t in module.parameters()):
+        return torch.float32
+    return None

@@ -1,0 +1,242 @@
+"""Measure how far outputs change if tokens are exchanged, and compare calls of a model in training mode.
+
+Exchanges of later tokens are measured one per row of a batch. Calls in training mode begin with the same buffers and
+the same random numbers; the operators that a model runs show whether two results can be compared bit for bit."""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from manyformer.analysis.contracts.isolation import restoring_attributes, restoring_buffers, training_mode
+from manyformer.analysis.contracts.subject import Untestable
+from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ContractTrial
+from manyformer.models.tasks import Inputs
+from manyformer.nn.runtime.torch_internals import TorchDispatchMode, tree_leaves
+from manyformer.nn.runtime.training_hooks import run_post_step_updates
+from manyformer.recipes.parts.model_summary import is_content_based
+
+Forward = Callable[[Inputs], Float[Tensor, "b l v"]]
+
+MAX_ROWS = 32
+MAX_SCORES = 1 << 22
+MAX_LOGITS = 1 << 24
+"""The largest number of rows in a batch of exchanges, of pairs of tokens and of logits in it."""
+
+
+class Exchange(NamedTuple):
+    """The tokens `start` to `stop` of a row, exchanged for others."""
+
+    start: int
+    stop: int
+    new_tokens: Int[Tensor, " n"]
+
+    def __str__(self) -> str:
+        if self.stop == self.start + 1:
+            return f"token {self.start} changes"
+        return f"tokens from {self.start} on change"
+
+
+class ExchangeTest(NamedTuple):
+    """Inputs of one row, and the exchanges of its tokens to test."""
+
+    inputs: Inputs
+    exchanges: Sequence[Exchange]
+
+
+class Leak(NamedTuple):
+    """The largest change of outputs before an exchange (`size`), its bound, and the exchange that went beyond it.
+
+    `scale` is the largest logit, `effect` the largest change of the exchanged tokens' outputs and of later ones, and
+    `first_output` the first output that changed by more than is allowed.
+    """
+
+    inputs: Inputs
+    dtype: torch.dtype
+    scale: float
+    allowed: float
+    size: float = 0.0
+    effect: float = 0.0
+    first_output: int = 0
+    exchange: Exchange | None = None
+
+    def exchanged_inputs(self) -> Inputs:
+        """The inputs after the exchange."""
+        tokens = self.inputs.tokens.clone()
+        if self.exchange is not None:
+            tokens[:, self.exchange.start : self.exchange.stop] = self.exchange.new_tokens
+        return self.inputs._replace(tokens=tokens)
+
+
+def measure_leaks(forward: Forward, tests: Iterable[ExchangeTest], *, tolerance: float | None) -> Leak:
+    """Measure the largest leak of each test until one is beyond its bound; return that one, or the largest.
+
+    `tolerance` is relative to the logits, None that of their dtype. Rows of a batch are compared with the same rows
+    of a batch without exchanges: the same operators run on the same shapes, so that rounding is the same.
+    """
+    leaks: list[Leak] = []
+    for test in tests:
+        leaks.append(_measure_leak(forward, test, tolerance))
+        if leaks[-1].exchange is not None:
+            return leaks[-1]
+    largest = max(leaks, key=lambda leak: leak.size)
+    return largest._replace(effect=max(leak.effect for leak in leaks))
+
+
+def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None) -> Leak:
+    # one row first: its logits decide the bound and how many rows fit in memory
+    logits = forward(test.inputs)
+    if tolerance is None:
+        if logits.dtype == torch.float64:
+            tolerance = FLOAT64_TOLERANCE
+        else:
+            tolerance = FLOAT32_TOLERANCE
+    scale = float(logits.abs().max())
+    leak = Leak(test.inputs, logits.dtype, scale, tolerance * scale)
+    # scores of dense attention grow with the square of the length, logits with the vocabulary
+    rows = min(MAX_ROWS, len(test.exchanges), MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel())
+    try:
+        return _measure_in_batches(forward, test, leak, max(rows, 1))
+    # kernels may group the rows of a batch, as those of experts do; then each exchange runs alone
+    except RowsInteract:
+        return _measure_in_batches(forward, test, leak, 1)
+
+
+class RowsInteract(Exception):
+    """Raised if a row of a batch changes because of another row's exchange, which is no leak of the future."""
+
+
+def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, rows: int) -> Leak:
+    """Measure the exchanges in batches of exactly `rows` rows, one in each row."""
+    inputs = test.inputs.rows([0] * rows)
+    no_leak = leak
+    expected = forward(inputs)
+
+    def changes_of(exchanges: Mapping[int, Exchange]) -> Float[Tensor, "b l"]:
+        tokens = inputs.tokens.clone()
+        for row, exchange in exchanges.items():
+            tokens[row, exchange.start : exchange.stop] = exchange.new_tokens
+        return (forward(inputs._replace(tokens=tokens)) - expected).abs().amax(-1)
+
+    for first in range(0, len(test.exchanges), rows):
+        exchanges = dict(enumerate(test.exchanges[first : first + rows]))
+        changes = changes_of(exchanges)
+        for row, exchange in exchanges.items():
+            row_leak = _add_changes(leak, exchange, changes[row])
+            if row_leak.exchange is exchange and len(exchanges) > 1:
+                # the same batch with this exchange alone tells a leak within the row from one across rows
+                alone = changes_of({row: exchange})[row]
+                if _add_changes(no_leak, exchange, alone).exchange is None:
+                    raise RowsInteract
+            leak = row_leak
+    return leak
+
+
+def _add_changes(leak: Leak, exchange: Exchange, changes: Float[Tensor, " l"]) -> Leak:
+    """`leak`, or the leak that these changes of the outputs after `exchange` show if it is larger."""
+    leak = leak._replace(effect=max(leak.effect, float(changes[exchange.start :].max())))
+    earlier = changes[: exchange.start]
+    size = float(earlier.max())
+    if not is_larger_leak(size, leak.size):
+        return leak
+    # not `>`, which is False for a NaN
+    beyond = (~(earlier <= leak.allowed)).nonzero()
+    if not len(beyond):
+        return leak._replace(size=size)
+    return leak._replace(size=size, first_output=int(beyond[0]), exchange=exchange)
+
+
+def is_larger_leak(new: float, old: float) -> bool:
+    """Whether `new` is the larger leak; a NaN is larger than every number."""
+    # `not <=` instead of `>`, because every comparison with a NaN is False
+    return not math.isnan(old) and not new <= old
+
+
+class OperatorCall(NamedTuple):
+    """One call of an operator, with the shapes of its tensor arguments and results."""
+
+    name: str
+    shapes: tuple[torch.Size, ...]
+    is_random: bool
+
+
+def record_calls(forward: Forward, inputs: Inputs) -> list[OperatorCall]:
+    """The calls of operators by `forward`, in order."""
+    recorder = CallRecorder()
+    with recorder:
+        forward(inputs)
+    return recorder.calls
+
+
+def random_calls(forward: Forward, inputs: Inputs) -> list[OperatorCall]:
+    """The calls that draw random numbers, in order."""
+    return [call for call in record_calls(forward, inputs) if call.is_random]
+
+
+@final
+class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Records every operator that torch dispatches."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.calls: list[OperatorCall] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        tensors = [leaf for leaf in tree_leaves((args, kwargs or {}, result)) if isinstance(leaf, Tensor)]
+        # shapes decide which kernel an operator takes, and so the order of its sums
+        shapes = tuple(tensor.shape for tensor in tensors)
+        self.calls.append(OperatorCall(str(func), shapes, torch.Tag.nondeterministic_seeded in func.tags))
+        return result
+
+
+@contextmanager
+def training_forward(
+    trial: ContractTrial, first: Inputs, second: Inputs, *, after_step: bool = True
+) -> Iterator[Forward]:
+    """A context in training mode, with a function that computes logits as a training step does, with gradients.
+
+    With `after_step` buffers are those after a first step, which may initialize them from its tokens, as k-means does;
+    else those of a new model. All calls begin with the same ones.
+    Raises Untestable if results for `first` and `second` cannot be compared: if two equal calls differ, or if the
+    random numbers of a token follow from the content of other tokens.
+    """
+    module = trial.subject.module
+    assert module is not None
+
+    def forward(inputs: Inputs) -> Float[Tensor, "b *l v"]:
+        with restoring_buffers(module), restoring_attributes(module), torch.enable_grad():
+            return trial.subject(inputs).logits.detach()
+
+    calls_in_evaluation = random_calls(forward, first)
+    with training_mode(module):
+        if after_step:
+            trial.subject(first)
+            run_post_step_updates(module, 1)
+        # a model with a generator of its own, which no seed reaches
+        if not torch.equal(forward(first), forward(first)):
+            raise Untestable("two equal calls in training mode differ, although the random generators were seeded")
+        if _draws_random_numbers(trial, forward, first):
+            # numbers drawn per selected token move to other tokens when the selection changes, without any leak
+            calls = random_calls(forward, first)
+            if calls != random_calls(forward, second):
+                raise Untestable("in training mode, the number of random numbers depends on token values")
+            if is_content_based(module) and calls != calls_in_evaluation:
+                raise Untestable("in training mode, random numbers are drawn for tokens that their values select")
+        yield forward
+
+
+def _draws_random_numbers(trial: ContractTrial, forward: Forward, inputs: Inputs) -> bool:
+    """Whether another seed changes the logits; dropout with probability 0 draws random numbers without effect."""
+    seed = trial.subject.seed
+    expected = forward(inputs)
+    trial.subject.seed = seed + 1
+    actual = forward(inputs)
+    trial.subject.seed = seed
+    return not torch.equal(actual, expected)

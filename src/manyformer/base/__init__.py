@@ -1,0 +1,1 @@
+"""What needs no torch and none of the other wings: mistakes of users, files, plug-ins, signals, environments."""

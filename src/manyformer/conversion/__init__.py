@@ -1,0 +1,1 @@
+"""Models between libraries and between recipes: loading, Hugging Face, surgery."""

@@ -1,0 +1,1 @@
+"""Graphs: archives, neighborhoods, batches."""

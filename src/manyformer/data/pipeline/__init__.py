@@ -1,0 +1,1 @@
+"""From a data section to batches: kinds of data, splits, preparation."""

@@ -1,0 +1,1 @@
+"""Files of prepared data: caches, archives, shards."""

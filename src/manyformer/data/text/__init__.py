@@ -1,0 +1,1 @@
+"""Text: files, tables, pairs, treebanks."""

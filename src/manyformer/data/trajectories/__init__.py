@@ -1,0 +1,1 @@
+"""Recorded episodes: archives and windows."""

@@ -1,0 +1,93 @@
+"""The results of generation: hypotheses, streamed pieces and statistics."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from manyformer.base.errors import UserError
+
+FinishReason = Literal["end", "stop", "limit"]
+"""Why a row ended: an end token, a stop string, or the limit on new tokens."""
+
+
+class StreamPiece(NamedTuple):
+    """What one decoding step adds to one row; `text` excludes characters that may be the beginning of a stop string."""
+
+    row: int
+    token: int | None
+    text: str
+    sample: int = 0
+    finish: FinishReason | None = None
+
+
+class Hypothesis(NamedTuple):
+    """One generated sequence: its tokens without the prompt and the end token; `text` ends before a stop string.
+
+    `score` is the log-probability divided by the length penalty, from beam search only.
+    """
+
+    tokens: list[int]
+    text: str | None = None
+    score: float | None = None
+    finish: FinishReason = "limit"
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Token counts, time and memory of a generation; end tokens count as new, `seconds` include the prefill."""
+
+    prompts: int
+    prompt_tokens: int
+    new_tokens: int
+    seconds: float
+    cache_bytes: int
+    cache: str
+
+    @property
+    def tokens_per_second(self) -> float:
+        if self.seconds:
+            return self.new_tokens / self.seconds
+        return 0.0
+
+    def __str__(self) -> str:
+        rate = f"{self.new_tokens} tokens in {self.seconds:.2f} s ({self.tokens_per_second:.0f} tokens/s)"
+        size = ""
+        if self.cache_bytes:
+            size = f", {self.cache_bytes / 1e6:.1f} MB"
+        return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}"
+
+    def __add__(self, added: "GenerationStats") -> "GenerationStats":
+        """The totals of both runs; `cache_bytes` is the larger of the two, `cache` that of the later one."""
+        return GenerationStats(
+            self.prompts + added.prompts,
+            self.prompt_tokens + added.prompt_tokens,
+            self.new_tokens + added.new_tokens,
+            self.seconds + added.seconds,
+            max(self.cache_bytes, added.cache_bytes),
+            added.cache,
+        )
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """The hypotheses of each prompt, best first (beam search) or in the order of their seeds, and the statistics."""
+
+    rows: tuple[tuple[Hypothesis, ...], ...]
+    stats: GenerationStats
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The token ids of the first hypothesis of each prompt."""
+        return [answers[0].tokens for answers in self.rows]
+
+    @property
+    def texts(self) -> list[str]:
+        """The text of the first hypothesis of each prompt. Raises UserError where there was no tokenizer."""
+        if any(answers[0].text is None for answers in self.rows):
+            raise UserError("there is no text without a tokenizer: give tokenizer=, or read .tokens")
+        return [answers[0].text or "" for answers in self.rows]
+
+    @property
+    def text(self) -> str:
+        """The text of the first hypothesis of the first prompt."""
+        return self.texts[0]

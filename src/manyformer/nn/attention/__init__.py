@@ -1,0 +1,1 @@
+"""Attention as a layer: projections, heads, a cache of keys and values, a kernel; and variants of the layer."""

@@ -1,0 +1,1 @@
+"""Attention among tokens that are alike: hashed, clustered or sorted."""

@@ -1,0 +1,1 @@
+"""Steps of one token, bound once per generation: what modules cost besides their operators."""

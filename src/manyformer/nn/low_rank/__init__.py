@@ -1,0 +1,1 @@
+"""Attention to few summaries of the keys."""

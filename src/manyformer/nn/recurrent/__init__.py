@@ -1,0 +1,1 @@
+"""Recurrent layers, and the scans that compute them."""

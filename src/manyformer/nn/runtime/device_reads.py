@@ -1,0 +1,95 @@
+"""What the host may learn from tensors: on a CPU all of it, on a GPU nothing without waiting.
+
+A GPU works through a queue. Where Python reads a number of a tensor, it has to wait until the queue is empty, and the
+GPU then waits for Python. Code that chooses by values therefore has a second form that computes the choice as tensors.
+
+A tensor made of a list is copied from the host at each call, for which a GPU waits as well: a `ConstantTensor` is
+copied to each device once. What is kept are attributes of one object, which a graph that is being compiled reads like
+the weights of a model: a compiler cannot follow how they are made, so it calls `_keep` while it traces.
+"""
+
+from typing import Any, final
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from manyformer.nn.runtime.torch_internals import constant_for_compiler
+
+_NAMES: dict[tuple[Any, torch.dtype], str] = {}
+_VALUES: dict[str, tuple[Any, torch.dtype]] = {}
+
+
+def reads_are_free(x: Tensor) -> bool:
+    """Whether Python may branch on values of `x` without waiting: on a CPU, and where shapes alone are computed."""
+    return x.device.type in ("cpu", "meta")
+
+
+def is_readable(x: Tensor) -> bool:
+    """Whether reading numbers of `x` is possible and free: on a CPU, outside a graph that is being compiled."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def places_of(mask: Bool[Tensor, " n"], count: int | None) -> Int[Tensor, " m"]:
+    """Where the mask is set, in order. Without the `count` of these places a device would have to be waited for."""
+    if count is None or reads_are_free(mask):
+        return mask.nonzero()[:, 0]
+    # a stable sort keeps the order of the places, and those that are set come first
+    return (~mask).to(torch.uint8).argsort(stable=True)[:count]
+
+
+def count_values(values: Int[Tensor, "*n"], size: int) -> Int[Tensor, " size"]:
+    """How often each of the numbers below `size` occurs: `torch.bincount`, which on a GPU reads the largest value."""
+    flat = values.flatten()
+    # adding ones at the values needs no size from the device
+    return torch.zeros(size, dtype=torch.long, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+
+
+class _KeptTensors:
+    """An attribute for each constant on each device."""
+
+    placeholder = torch.zeros((), device="cpu")
+
+
+_KEPT = _KeptTensors()
+
+
+@final
+class ConstantTensor:
+    """`values`, numbers or tuples of them, as a tensor on each device; nobody may write into it."""
+
+    def __init__(self, values: tuple[Any, ...], dtype: torch.dtype) -> None:
+        self.values = values
+        self.dtype = dtype
+        self.name = _NAMES.setdefault((values, dtype), f"values_{len(_NAMES)}")
+        _VALUES[self.name] = values, dtype
+
+    def __reduce__(self) -> tuple[type["ConstantTensor"], tuple[Any, ...]]:
+        # another process has other names
+        return ConstantTensor, (self.values, self.dtype)
+
+    def on(self, device: torch.device) -> Tensor:
+        """The tensor on `device`."""
+        _keep(self.name, device)
+        return kept_tensor(self.name, device)
+
+
+def kept_tensor(name: str, device: torch.device) -> Tensor:
+    """The tensor of this name that `keep_values` has been called for."""
+    constant: Tensor = getattr(_KEPT, f"{name}_{device.type}_{device.index}")
+    return constant
+
+
+def keep_values(name: str, values: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Keep values under a name, an identifier. Returns a tensor that means nothing, as compilers need."""
+    attribute = f"{name}_{device.type}_{device.index}"
+    if not hasattr(_KEPT, attribute):
+        # outside inference mode, whose tensors could not be used in training later
+        with torch.inference_mode(mode=False):
+            setattr(_KEPT, attribute, torch.tensor(values, dtype=dtype, device=device))
+    return _KeptTensors.placeholder
+
+
+@constant_for_compiler
+def _keep(name: str, device: torch.device) -> Tensor:
+    return keep_values(name, *_VALUES[name], device)

@@ -1,0 +1,1 @@
+"""Attention to keys that each query chooses."""

@@ -1,0 +1,1 @@
+"""What recipes are made of, and what knows all of them: no paper has a file here."""

@@ -1,0 +1,97 @@
+"""The widths of recurrent layers, and the attention that DeltaNet and its successors share."""
+
+from typing import NamedTuple
+
+from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
+from manyformer.nn.convolution.short_convolution import ShortConvolution
+from manyformer.nn.linear import UnitLengthFeatures
+from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
+from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections
+from manyformer.nn.masks import Causal
+from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.recipes.parts.baselines import check_heads
+
+SIGNED_SUMS = {
+    "attention_dropout": "weights are products of any sign, not those of softmax",
+    "convex_weights": "weights are products of any sign, which nothing divides by their sum",
+}
+"""What does not hold of recipes whose memory is a decayed sum, and why."""
+CORRECTED_MEMORY = {
+    "attention_dropout": "a memory forms no weights of softmax",
+    "convex_weights": "the memory is corrected, not averaged",
+    "attention_maps": "the memory is corrected, so that no weights of pairs of tokens exist",
+}
+"""What does not hold of recipes whose memory follows the delta rule, and why."""
+
+
+class RecurrentSizes(NamedTuple):
+    """The widths of a recurrent layer: of the stream, and of the heads' queries and keys, and values."""
+
+    dim: int
+    heads: int
+    head_dim: int
+    value_dim: int
+    key_heads: int
+
+    @classmethod
+    def of(
+        cls, dim: int, heads: int, head_dim: int | None, value_dim: int | None = None, key_heads: int | None = None
+    ) -> "RecurrentSizes":
+        """The widths that are not None, and dim / heads for the others. Raises UserError if heads must divide dim."""
+        if head_dim is None or value_dim is None:
+            check_heads(dim, heads)
+        return cls(dim, heads, head_dim or dim // heads, value_dim or dim // heads, key_heads or heads)
+
+    @property
+    def convolved(self) -> int:
+        """The number of channels of queries, keys and values together."""
+        return 2 * self.key_heads * self.head_dim + self.heads * self.value_dim
+
+
+def delta_attention(
+    sizes: RecurrentSizes,
+    decay: tuple[DecayGate, HeadProjection] | None,
+    output_stage: OutputStage,
+    *,
+    conv_size: int,
+    max_strength: float = 1.0,
+) -> Attention:
+    """Attention by the delta rule, gated by `decay` and its projection, over convolved queries and keys of length 1.
+
+    Yang et al. 2024 (arXiv:2406.06484), section 3.3; queries are divided by sqrt(head_dim) as well."""
+    strength = HeadProjection(sizes.dim, sizes.heads, 1)
+    if decay is None:
+        # S_t = S_(t-1) (I - beta k k^T) + beta v k^T: the value stored under k is replaced by v, to the share beta
+        rule = GatedDeltaRule(None, GateProjections(strength=strength), max_strength=max_strength)
+    else:
+        projections = GateProjections(decay=decay[1], strength=strength)
+        # the same after the decay: S_t = a_t S_(t-1) (I - beta k k^T) + beta v k^T
+        rule = GatedDeltaRule(decay[0], projections, max_strength=max_strength)
+    # keys of length 1 make I - beta k k^T a contraction for beta up to 2
+    features = UnitLengthFeatures(sizes.head_dim**-0.5)
+    key_features = UnitLengthFeatures()
+    return Attention(
+        sizes.dim,
+        sizes.heads,
+        LinearKernel(features, Causal(), key_features=key_features, rule=rule),
+        key_heads=sizes.key_heads,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        short_convolution=ShortConvolution(sizes.convolved, conv_size),
+        output_stage=output_stage,
+        bias=False,
+    )
+
+
+def gated_delta_attention(
+    sizes: RecurrentSizes, *, conv_size: int = 4, max_strength: float = 1.0, norm_eps: float = 1e-5
+) -> Attention:
+    """Gated DeltaNet's layer: a decay of each head, and a SiLU gate of each head's normalized output.
+
+    Yang et al. 2024 (arXiv:2412.06464), section 3.4."""
+    decay = SoftplusDecay(sizes.heads), HeadProjection(sizes.dim, sizes.heads, 1)
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate)
+    return delta_attention(sizes, decay, stage, conv_size=conv_size, max_strength=max_strength)

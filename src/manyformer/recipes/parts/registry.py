@@ -1,0 +1,365 @@
+"""The registry of recipes: functions whose signatures are their command lines, each with a card of its contracts."""
+
+import inspect
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_origin
+
+import torch
+from annotated_types import Ge, Lt
+
+from manyformer.base.errors import UserError, suggest_names
+from manyformer.base.files.json_records import DamagedFile
+from manyformer.base.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
+from manyformer.config.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
+from manyformer.models.model import Model
+from manyformer.models.model_files import CONFIG_FILE, ModelSpec, read_spec
+from manyformer.models.tasks import Task
+from manyformer.nn.attention.attention import set_attention_dropout
+from manyformer.nn.attention.collaborative_attention import share_query_key_dims
+from manyformer.nn.attention.head_gates import parse_heads, remove_heads
+from manyformer.nn.runtime.devices import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
+from manyformer.recipes.parts.keywords import PositiveSize, keyword_signature, record_parameters
+
+if TYPE_CHECKING:
+    from manyformer.models.tasks import Task
+
+P = ParamSpec("P")
+M = TypeVar("M", bound=Model)
+
+
+PROMISES = {
+    "causal": "no output depends on a later token",
+    "incremental_decoding": "decoding from a cached state gives the same outputs as one pass",
+    "cross_attention": "it attends to a second sequence",
+    "padding_invariant": "padding and packing do not change the outputs",
+}
+"""The contracts that a recipe promises unless it gives a reason, with their meanings."""
+
+FACTS = {
+    "heads": "layers have heads that an output projection joins",
+    "removable_heads": "single heads can be removed",
+    "attention_dropout": "dropout can act on the weights of attention",
+    "attention_maps": "its attention has weights to show",
+    "pair_weights": "attention has weights for pairs of tokens of the text",
+    "convex_weights": "attention gives means of values, inside their convex hull",
+    "one_graph": "a training step compiles as one graph",
+}
+"""What else holds of a recipe unless it gives a reason: what tools for heads, attention and compilation can do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeCard:
+    """A recipe's description and contracts, which `manyformer.check` tests and the documentation shows.
+
+    `reasons` says why a contract of `PROMISES` is not promised (for those of the task by default), why the recipe fails
+    a contract of `manyformer.check`, and why one of `FACTS` does not hold of it. `tiny_keywords` are the keywords,
+    beyond the common ones, of the tiny model that the contracts test."""
+
+    name: str
+    title: str
+    paper: str
+    summary: str
+    task: "Task"
+    cost: str
+    backends: tuple[str, ...] = ("cpu", "cuda", "mps")
+    reasons: dict[str, str] = field(default_factory=dict)
+    tiny_keywords: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def promises(self) -> list[str]:
+        """The names of the contracts that it promises: those that it gives no reason against."""
+        return [name for name in PROMISES if name not in self.reasons]
+
+    @property
+    def year(self) -> int | None:
+        """The year of the first paper that it names."""
+        match = re.search(r"\b(19|20)\d\d\b", self.paper)
+        if match:
+            return int(match[0])
+        return None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A published model as a function of its keywords."""
+
+    card: RecipeCard
+    build: Callable[..., Model]
+
+    @property
+    def module(self) -> str:
+        """The module that defines it."""
+        return self.build.__module__
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The keywords with their types and defaults; names of parts that plug-ins have added are among the choices."""
+        return _signature_with_choices(inspect.signature(self.build))
+
+
+def _signature_with_choices(signature: inspect.Signature) -> inspect.Signature:
+    parameters = signature.parameters.values()
+    return signature.replace(
+        parameters=[parameter.replace(annotation=with_choices(parameter.annotation)) for parameter in parameters]
+    )
+
+
+def with_choices(annotation: Any) -> Any:
+    """`Annotated[str, tables, meaning]` with a Literal of the names in the tables now, also for `str | None`.
+
+    Other types are returned as they are."""
+    inner, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    tables = [table for table in metadata if isinstance(table, Mapping)]
+    if not tables:
+        return annotation
+    # read anew at each call: a plug-in may have added a name since the recipe was registered
+    choices: Any = Literal.__getitem__(tuple(dict.fromkeys(name for table in tables for name in table)))
+    choices = choices if inner is str else choices | None
+    meanings = [item for item in metadata if isinstance(item, str)]
+    if meanings:
+        return Annotated[choices, *meanings]
+    return choices
+
+
+RECIPES: dict[str, Recipe] = {}
+"""The recipes of all modules imported so far; `get_recipe` and `all_recipes` also find those of installed packages."""
+
+
+def recipe(
+    title: str,
+    *,
+    paper: str,
+    summary: str,
+    task: "Task",
+    cost: str,
+    backends: tuple[str, ...] = ("cpu", "cuda", "mps"),
+    reasons: dict[str, str] | None = None,
+    tiny_keywords: dict[str, Any] | None = None,
+) -> Callable[[Callable[P, M]], Callable[P, M]]:
+    """Register a function as a recipe, under its name with dashes; the models it builds get a `ModelSpec`."""
+    task_reasons = {promise: reason for promise, reason in task.reasons.items() if promise in PROMISES}
+
+    def register(function: Callable[P, M]) -> Callable[P, M]:
+        name = function.__name__.replace("_", "-")
+        card = RecipeCard(
+            name=name,
+            title=title,
+            paper=paper,
+            summary=summary,
+            task=task,
+            cost=cost,
+            backends=backends,
+            reasons={**task_reasons, **(reasons or {})},
+            tiny_keywords=tiny_keywords or {},
+        )
+        # the same module may come twice, as where a notebook's cell is run again
+        if name in RECIPES and RECIPES[name].module != function.__module__:
+            raise UserError(
+                f"there are two recipes '{name}', in {RECIPES[name].module} and in {function.__module__}; rename one"
+            )
+        build_with_spec = _with_spec(function, name, task)
+        RECIPES[name] = Recipe(card, build_with_spec)
+        return build_with_spec
+
+    return register
+
+
+def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P, M]:
+    """`function` with its keywords checked and shared ones expanded; the models it builds get a `ModelSpec`."""
+    own_signature = keyword_signature(function)
+    added = _shared_keywords(own_signature, task)
+    # the command line, the documentation and run files read this signature, not the function's own
+    signature = own_signature.replace(parameters=[*own_signature.parameters.values(), *chain(*added.values())])
+
+    @wraps(function)
+    def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
+        check_names(name, kwargs, signature.parameters)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        keywords = checked_keywords(name, bound.arguments, _signature_with_choices(signature))
+        bound.arguments.update(keywords)
+        # shared keywords are not those of the function: they change the model that it has built
+        changes = [
+            group.read({parameter.name: bound.arguments.pop(parameter.name) for parameter in parameters})
+            for group, parameters in added.items()
+        ]
+
+        def build_unchecked() -> Any:
+            model: Any = function(*bound.args, **bound.kwargs)
+            for change in changes:
+                model = change(model)
+            return model
+
+        cpu = torch.device("cpu")
+        with report_out_of_memory(f"building {name}", SMALLER_MODEL):
+            # built on the meta device first, so that a model beyond the memory is refused before it is begun
+            check_model_fits(build_unchecked, name, keywords, copies=1, device=cpu)
+            model: M = build_unchecked()
+        model.spec = ModelSpec(name, keywords, function.__module__)
+        return model
+
+    build_with_spec.__signature__ = signature  # type: ignore[attr-defined]
+    return build_with_spec
+
+
+REMOVED_HEADS = "removed_heads"
+SHARED_QK_DIM = "shared_qk_dim"
+
+
+class AttentionOptions(TypedDict, total=False):
+    """What changes all attention of a model."""
+
+    attention_dropout: Annotated[
+        float, Ge(0), Lt(1), "probability that a weight of softmax attention is dropped in training", Default(0.0)
+    ]
+    removed_heads: Annotated[
+        str | None,
+        "attention heads to build without, as manyformer prune writes them: layer:number,number layer:number",
+        Default(None),
+    ]
+    shared_qk_dim: Annotated[
+        PositiveSize | None,
+        "number of query and key dimensions that all heads of a layer share (collaborative attention); null means that "
+        "each head has its own",
+        Default(None),
+    ]
+
+
+def _read_attention_options(options: dict[str, Any]) -> Callable[[Any], Any]:
+    removed = parse_heads(options.get(REMOVED_HEADS) or "")
+    shared_qk_dim = options.get(SHARED_QK_DIM)
+    dropout = options.get("attention_dropout", 0.0)
+
+    def change(model: Any) -> Any:
+        if shared_qk_dim is not None:
+            share_query_key_dims(model, shared_qk_dim)
+        if removed:
+            remove_heads(model, removed)
+        if dropout:
+            set_attention_dropout(model, dropout)
+        return model
+
+    return change
+
+
+ATTENTION_KEYWORDS = SharedKeywords(AttentionOptions, _read_attention_options)
+"""What every recipe that chooses a number of heads has besides its own keywords."""
+
+
+def _shared_keywords(signature: inspect.Signature, task: "Task") -> dict[SharedKeywords, list[inspect.Parameter]]:
+    """The groups of keywords that a recipe shares with others of its kind, without those that it has itself."""
+    groups: list[SharedKeywords] = []
+    if task.recipe_keywords is not None:
+        groups.append(task.recipe_keywords)
+    if {"heads", "base_keywords"} & signature.parameters.keys():
+        groups.append(ATTENTION_KEYWORDS)
+    return {
+        group: [added for added in record_parameters(group.record) if added.name not in signature.parameters]
+        for group in groups
+    }
+
+
+def get_recipe(name: str) -> Recipe:
+    """The recipe of that name, imported if an installed package offers it. Raises UserError with the nearest names."""
+    if name not in RECIPES and import_entry_point(RECIPE_GROUP, name) and name not in RECIPES:
+        module = entry_points(RECIPE_GROUP)[name].module
+        raise UserError(f"the module {module} of an installed package offers the recipe '{name}', but defines none")
+    if name not in RECIPES:
+        raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
+    return RECIPES[name]
+
+
+def recipe_names() -> set[str]:
+    """The names of all recipes, those of installed packages without importing them."""
+    return {*RECIPES, *entry_points(RECIPE_GROUP)}
+
+
+def modules_to_import(name: str) -> tuple[str, ...]:
+    """The module that another process must import to know a recipe; none if it is ours or an installed package's."""
+    module = get_recipe(name).module
+    is_offered = name in entry_points(RECIPE_GROUP) or module == "__main__"
+    if is_external(module) and not is_offered:
+        return (module,)
+    return ()
+
+
+def all_recipes() -> dict[str, Recipe]:
+    """All recipes by name, those of installed packages too, which are imported."""
+    import_entry_points(RECIPE_GROUP)
+    return dict(sorted(RECIPES.items()))
+
+
+def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe and keywords of the model saved in a folder. Raises UserError if no imported module defines it.
+
+    A saved model is data: what it names is never imported, but for the recipe that an installed package offers."""
+    return recipe_of_spec(read_spec(folder), folder)
+
+
+def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any]]:
+    """The recipe and keywords of the spec in a folder; see `read_saved_recipe`. Raises DamagedFile for wrong ones."""
+    name = spec.recipe
+    module = spec.module
+    if module and is_external(module) and name not in recipe_names():
+        raise UserError(
+            f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "
+            f"with --import {module}, or mf.load(folder, imports=['{module}']) in Python"
+        )
+    file = folder / CONFIG_FILE
+    recipe = recipe_in_file(name, file)
+    # a head of an installed package is a choice of the keyword once the package is imported
+    recipe.card.task.built_with(spec.keywords)
+    try:
+        return recipe, checked_keywords(name, spec.keywords, recipe.signature)
+    except UserError as error:
+        raise DamagedFile(f"{file} is damaged: {error}") from None
+
+
+def recipe_in_file(name: str, file: Path) -> Recipe:
+    """`get_recipe`, with an error that names the file in which the name stands."""
+    try:
+        return get_recipe(name)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
+def task_of(model: Model) -> "Task[Any]":
+    """The task of the model's head or recipe, else that of its class. Raises UserError for a class without a task."""
+    spec: ModelSpec | None = getattr(model, "spec", None)
+    if spec is None or spec.recipe not in RECIPES:
+        # cards bring their tasks with them: only a class without a recipe needs the registry of all tasks
+        from manyformer.models.tasks import task_of_class
+
+        return task_of_class(model)
+    return RECIPES[spec.recipe].card.task.built_with(spec.keywords)
+
+
+def card_of(spec: ModelSpec) -> RecipeCard | None:
+    """The card of a model's recipe; for a recipe with a base recipe or body, only the contracts that both promise.
+
+    None if the recipe is not registered."""
+    if spec.recipe not in RECIPES:
+        return None
+    # models inside models keep only what both promise
+    base_name = spec.keywords.get("base_recipe") or spec.keywords.get("body") or ""
+    card = RECIPES[spec.recipe].card
+    base = RECIPES.get(base_name)
+    if base is None:
+        return card
+    return replace(card, reasons={**base.card.reasons, **card.reasons})
+
+
+def build(name: str, **keywords: Any) -> Model:
+    """A new model: `build("transformer-lm", vocab=256, depth=4)`. Raises UserError for unknown names or keywords."""
+    return get_recipe(name).build(**keywords)
+
+
+def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
+    """The model on the `meta` device, without storage for its weights: fast for any size."""
+    with bounded_model(recipe), torch.device("meta"):
+        return build(recipe, **keywords)

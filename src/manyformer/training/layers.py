@@ -1,0 +1,105 @@
+"""The layers of a model as a training sees them: the depth of every weight, and layers that are computed again.
+
+Freezing and layer-wise learning rates go by the depth, in a model of one stack. Activation checkpointing lets layers
+store their input alone and recomputes the rest in the backward pass."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from manyformer.base.errors import UserError
+from manyformer.nn.core import Context, Layer, LayerOutput, State
+
+STACK = "body"
+"""The module that holds the layers of a model with one stack, itself or in one of `NESTED_STACKS`."""
+
+NESTED_STACKS = ("inner", "layers")
+
+
+class LayerDepths(NamedTuple):
+    """The depth of every weight: 0 in embeddings, 1 in the first layer, `top` in whatever follows the last layer.
+
+    A weight with several names, such as an embedding tied to the output or a table shared by layers, has the least of
+    its depths."""
+
+    by_weight: dict[nn.Parameter, int]
+    top: int
+
+    @property
+    def layers(self) -> int:
+        """The number of layers."""
+        return self.top - 1
+
+
+def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
+    """The depths of a model's weights.
+
+    Raises UserError, beginning with `setting`, for a model without one stack of numbered layers: an encoder with a
+    decoder, towers, or one layer that is applied many times."""
+    layers = _numbered_layers(model, setting)
+    by_weight: dict[nn.Parameter, int] = {}
+    top = len(layers) + 1
+    # all names of a tied weight, of which the lowest place counts
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
+        if prefix is not None:
+            depth = layers[prefix]
+        elif name.startswith("embed"):
+            depth = 0
+        else:
+            depth = top
+        by_weight[weight] = min(depth, by_weight.get(weight, top))
+    return LayerDepths(by_weight, top)
+
+
+def _numbered_layers(model: nn.Module, setting: str) -> dict[str, int]:
+    """The names of the layers of the model's stack and their depths."""
+    modules = dict(model.named_modules())
+    for stack in (STACK, *(f"{STACK}.{name}" for name in NESTED_STACKS)):
+        if stack not in modules:
+            continue
+        numbers = [name for name, _ in modules[stack].named_children() if name.isdigit()]
+        if numbers:
+            return {f"{stack}.{number}": depth for depth, number in enumerate(numbers, start=1)}
+    parts = ", ".join(name for name, _ in model.named_children())
+    raise UserError(f"{setting} needs one stack of layers, each with its own weights; the model has the parts {parts}")
+
+
+def stack_layers(model: nn.Module) -> Iterator[Layer]:
+    """Yield the layers of the model's stacks (their names are numbers). Raises UserError for a reversible stack."""
+    for name, module in model.named_modules():
+        if isinstance(module, Layer) and module.recomputes:
+            raise UserError(
+                "activation_checkpointing and fsdp need layers that are called one by one, and a reversible stack "
+                "recomputes all of its layers together; it stores no activations anyway: leave them out, or build the "
+                "model with residual_streams=plain"
+            )
+        if isinstance(module, Layer) and name.rpartition(".")[2].isdigit():
+            yield module
+
+
+def checkpoint_activations(model: nn.Module) -> None:
+    """Recompute every stack layer in the backward pass (Chen et al. 2016, arXiv:1604.06174); gradients do not change.
+
+    Dropout draws the same numbers both times. Module names and weights do not change.
+    """
+    for layer in list(stack_layers(model)):
+        _checkpoint_layer(layer)
+
+
+def _checkpoint_layer(layer: Layer) -> None:
+    layer_forward = layer.forward
+
+    def forward(x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
+        # a pass without gradients keeps no activations, and one token of decoding is cheap
+        if state is not None or not torch.is_grad_enabled():
+            return layer_forward(x, ctx, state)
+        out: Any = checkpoint(layer_forward, x, ctx, use_reentrant=False)
+        assert isinstance(out, LayerOutput)
+        return out
+
+    # the attribute of this object alone: the class and the names of the weights stay
+    layer.forward = forward  # type: ignore[method-assign]

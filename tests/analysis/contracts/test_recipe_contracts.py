@@ -1,0 +1,72 @@
+"""Every recipe, present and future, keeps every promise of its card; nothing has to be written for a new one."""
+
+import pytest
+
+import manyformer as mf
+from manyformer.analysis.contracts import CONTRACTS
+from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.recipes import RECIPES
+
+APART = {"compile", "learns"}
+"""Contracts that take seconds and have their own files."""
+
+LONG = {"causal", "causal-training", "causal-gradient", "traceless"}
+"""Contracts of long sequences, of which some exchange every token: their time grows with the square of the length."""
+
+ORDINARY_LENGTH = 96
+"""Their length when slow tests are left out: longer than the chunks and windows of the tiny models."""
+
+ALWAYS = {
+    "repeatable",
+    "traceless",
+    "batch",
+    "batch-training",
+    "gradients",
+    "loss",
+    "float64",
+    "bfloat16",
+    "saving",
+    "spec",
+}
+CAUSAL = LONG - {"traceless"}
+STREAMS = {"cached", "prefill", "preallocated", "rewind", "decode", "beams"}
+PADDING = {"padding-right", "padding-left", "empty-rows"}
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_promises_are_kept_and_only_what_the_card_excuses_is_left_out(recipe: str) -> None:
+    """One test for all contracts of a recipe, whose model is built once."""
+    length = min(ORDINARY_LENGTH, build_tiny(recipe, {}, 0).max_length or ORDINARY_LENGTH)
+    rows = [
+        *mf.check(recipe, skip=APART | LONG).rows,
+        *mf.check(recipe, only=LONG, length=length).rows,
+    ]
+    assert {row.contract for row in rows} == CONTRACTS.keys() - APART
+    assert {row.contract: row.sentence for row in rows if row.verdict == "failed"} == {}
+    assert {row.contract for row in rows if row.verdict == "passed"} - {"float16"} == promised(recipe)
+    assert {row.contract for row in rows if row.verdict == "not run"} <= {"float16"}
+
+
+def promised(recipe: str) -> set[str]:
+    """The contracts that the card of a recipe promises, without those that it, its task or its model excuses."""
+    card = RECIPES[recipe].card
+    contracts = set(ALWAYS)
+    streams = "incremental_decoding" in card.promises
+    if "causal" in card.promises:
+        contracts |= CAUSAL
+    if streams:
+        contracts |= STREAMS
+    if "padding_invariant" in card.promises:
+        contracts |= PADDING
+        contracts |= {"padding-state", "padding-ragged", "packing-state"} if streams else set()
+        contracts |= {"packing"} if card.task.per_token else set()
+        contracts |= {"source-padding"} if "cross_attention" in card.promises else set()
+    excused = {*card.reasons, *card.task.reasons, *card.task.model_reasons(build_tiny(recipe, {}, 0))}
+    return {name for name in contracts if not {name, *CONTRACTS[name].needs} & excused}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_no_later_token_is_seen_and_no_call_leaves_traces_in_long_sequences(recipe: str) -> None:
+    report = mf.check(recipe, only=LONG)
+    assert report.ok, report.table()
