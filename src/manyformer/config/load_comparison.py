@@ -313,8 +313,11 @@ class CaseReader:
 def _single_trial(case: ComparisonCase, trial: CaseTrial) -> ComparisonCase:
     """The case of one of the trials of `case`, which uses the weights of the cases with the same settings."""
 
+    # read before the trial loses its label below: the function is called after that too
+    label = trial.label
+
     def renamed(name: str) -> str:
-        return f"{name}, {trial.label}"
+        return f"{name}, {label}"
 
     trained_by = None
     if case.trained_by is not None:

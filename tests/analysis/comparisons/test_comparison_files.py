@@ -127,6 +127,15 @@ def test_what_papers_claim_is_compared_in_one_frame(name: str) -> None:
     assert actual.file.seeds == 3
 
 
+def test_all_trials_are_cases_of_their_own_with_the_weights_of_the_same_trial(tmp_path: Path) -> None:
+    text = FILE.replace("claims: [rope@16 <= learned@16 + 0.1]\n", "trials: {optim.lr: [0.001, 0.01]}\nselect: all\n")
+    actual = read_comparison(written(tmp_path, text))
+    assert [case.name for case in actual.cases] == [
+        f"{name}, optim.lr {rate}" for name in ("learned", "rope", "yarn", "lm") for rate in ("0.001", "0.01")
+    ]
+    assert actual.case("yarn, optim.lr 0.01").trained_by == "rope, optim.lr 0.01"
+
+
 def test_models_become_as_large_as_the_reference(tmp_path: Path) -> None:
     text = (
         "title: T\nreference: lm\nrun: {recipe: transformer-lm, model: {dim: 64, depth: 1, heads: 2, max_length: 64}}\n"

@@ -3,8 +3,7 @@
 import math
 import operator
 import textwrap
-import unicodedata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.analysis.figures.mask_pictures import SHADES
+from manyformer.analysis.figures.token_work import passes_over_text, token_labels
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.figures import PANEL_INCHES, check_picture, panels, write_picture
-from manyformer.inference.generate import SourceBatch, answer_sources, translate
-from manyformer.inference.generate.generate import read_write_tokenizers
+from manyformer.inference.generate import SourceBatch, answer_sources
 from manyformer.inference.generate.protocol import TokenizerProtocol
 from manyformer.models import Model
 from manyformer.models.frame_embedding import FrameEmbedding
@@ -28,10 +27,6 @@ from manyformer.nn.attention.head_gates import part_name
 from manyformer.nn.core import AxisKind
 from manyformer.nn.kernels.kernel import ReportedWeights, WeightReports
 from manyformer.nn.runtime.training_hooks import eval_mode
-from manyformer.recipes.parts.registry import task_of
-
-MAX_TOKEN_LENGTH = 12
-"""The most characters of a token's label."""
 
 NEIGHBOUR_CONTEXT = 3
 """The number of tokens before a token that was looked up, which are shown with it."""
@@ -40,6 +35,7 @@ TOKEN_INCHES = 0.21
 """The size of a token in a figure."""
 
 PANELS_PER_ROW = 4
+
 TITLE_CHARACTERS_PER_INCH = 9
 
 WEIGHT_COLORS = ("#f7f9e3", "#b9dd83", "#4cb87c", "#21818c", "#39508b", "#3b0650")
@@ -47,69 +43,6 @@ WEIGHT_COLORS = ("#f7f9e3", "#b9dd83", "#4cb87c", "#21818c", "#39508b", "#3b0650
 
 NO_WEIGHT_COLOR = "#e9ecf0"
 """The color of a weight that is exactly 0: masked, or not computed."""
-
-TokenLabels = Callable[[Sequence[int], TokenizerProtocol], tuple[str, ...]]
-"""A function that labels token ids for display."""
-
-_VISIBLE_CHARACTERS = {"\n": "↵", "\t": "⇥"}
-
-
-def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
-    """Labels of tokens: their names or decoded text, of at most `MAX_TOKEN_LENGTH` characters."""
-    # cut, so that one long word does not take the room of the figure
-    return tuple((text.strip() or "␣")[:MAX_TOKEN_LENGTH] for text in _token_texts(tokens, tokenizer))
-
-
-def full_token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
-    """Labels of tokens with their spaces, where characters that have no shape are replaced by a symbol or an escape."""
-    return tuple(map(visible_text, _token_texts(tokens, tokenizer)))
-
-
-def visible_text(text: str) -> str:
-    """A text where characters that have no shape are replaced by a symbol or an escape."""
-    return "".join(map(_visible_character, text))
-
-
-def _token_texts(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> list[str]:
-    # special tokens decode to nothing, but a tokenizer that has `token` knows their names
-    token_text: Callable[[int], str] = getattr(tokenizer, "token", lambda token_id: tokenizer.decode([token_id]))
-    return [token_text(token_id) for token_id in tokens]
-
-
-def _visible_character(character: str) -> str:
-    if character in _VISIBLE_CHARACTERS:
-        return _VISIBLE_CHARACTERS[character]
-    # controls, marks and overrides of the writing direction, surrogates, separators of lines and paragraphs
-    has_shape = unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
-    if has_shape:
-        return character
-    return f"\\u{ord(character):04x}"
-
-
-def passes_over_text(
-    model: Model, text: str, answer: str | None = None, *, labels: TokenLabels = token_labels
-) -> list[TextPass]:
-    """The passes of `model` over `text`; for a task with a source, `answer` is the target, or the model translates.
-
-    Raises UserError for a model that has no tokenizer or reads no plain text.
-    """
-    task = task_of(model)
-    tokenizers = read_write_tokenizers(model.tokenizer)
-    if tokenizers.read is None or tokenizers.write is None:
-        raise UserError("the model was saved without a tokenizer, so it cannot read text")
-    if not task.takes_source and answer is not None:
-        raise UserError(f"only an encoder-decoder writes an answer; a {type(model).__name__} reads the text alone")
-    encoded = _encode(text, tokenizers.read, labels)
-    if task.generates == "answer":
-        if answer is None:
-            answer = translate(model, [text], tokenizer=(tokenizers.read, tokenizers.write))[0]  # type: ignore[arg-type]
-        encoded = encoded._replace(answer=_encode(answer, tokenizers.write, labels))
-    return task.text_passes(model, encoded)
-
-
-def _encode(text: str, tokenizer: TokenizerProtocol, labels: TokenLabels) -> EncodedText:
-    return EncodedText(list(tokenizer.encode(text)), tokenizer, lambda tokens: labels(tokens, tokenizer))
-
 
 KeyKind = Literal["tokens", "source", "memory", "neighbours", "contexts", "summaries", "slots", "blocks"]
 """What the columns of a map are: tokens of the text or of a source, a memory and then those of the text, tokens that

@@ -1,7 +1,8 @@
-"""The computation that a trained model spends on each token of a text, and the attention spans of its heads."""
+"""Passes of a trained model over a text, the computation that it spends on each token, and the spans of its heads."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -9,12 +10,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.analysis.figures.attention_maps import passes_over_text
 from manyformer.base.errors import UserError
 from manyformer.base.files.figures import check_picture, curve_color, panels, write_picture
+from manyformer.inference.generate import translate
+from manyformer.inference.generate.generate import read_write_tokenizers
+from manyformer.inference.generate.protocol import TokenizerProtocol
 from manyformer.models import Model
 from manyformer.models.model import model_name
-from manyformer.models.tasks import TextPass
+from manyformer.models.tasks import EncodedText, TextPass
 from manyformer.nn.attention.head_gates import part_name
 from manyformer.nn.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
 from manyformer.nn.core import Layer
@@ -24,6 +27,14 @@ from manyformer.recipes.parts.registry import task_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+MAX_TOKEN_LENGTH = 12
+"""The most characters of a token's label."""
+
+TokenLabels = Callable[[Sequence[int], TokenizerProtocol], tuple[str, ...]]
+"""A function that labels token ids for display."""
+
+_VISIBLE_CHARACTERS = {"\n": "↵", "\t": "⇥"}
 
 TOKENS_PER_ROW = 40
 """Tokens per row of a figure; longer texts have several rows."""
@@ -38,6 +49,63 @@ COLORMAP = "Blues"
 
 COUNT_LABELS = {"steps": "steps", "depth": "layers"}
 """The values reported to `watch` that count the computation per token, and their units."""
+
+
+def token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
+    """Labels of tokens: their names or decoded text, of at most `MAX_TOKEN_LENGTH` characters."""
+    # cut, so that one long word does not take the room of the figure
+    return tuple((text.strip() or "␣")[:MAX_TOKEN_LENGTH] for text in _token_texts(tokens, tokenizer))
+
+
+def full_token_labels(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> tuple[str, ...]:
+    """Labels of tokens with their spaces, where characters that have no shape are replaced by a symbol or an escape."""
+    return tuple(map(visible_text, _token_texts(tokens, tokenizer)))
+
+
+def visible_text(text: str) -> str:
+    """A text where characters that have no shape are replaced by a symbol or an escape."""
+    return "".join(map(_visible_character, text))
+
+
+def _token_texts(tokens: Sequence[int], tokenizer: TokenizerProtocol) -> list[str]:
+    # special tokens decode to nothing, but a tokenizer that has `token` knows their names
+    token_text: Callable[[int], str] = getattr(tokenizer, "token", lambda token_id: tokenizer.decode([token_id]))
+    return [token_text(token_id) for token_id in tokens]
+
+
+def _visible_character(character: str) -> str:
+    if character in _VISIBLE_CHARACTERS:
+        return _VISIBLE_CHARACTERS[character]
+    # controls, marks and overrides of the writing direction, surrogates, separators of lines and paragraphs
+    has_shape = unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    if has_shape:
+        return character
+    return f"\\u{ord(character):04x}"
+
+
+def passes_over_text(
+    model: Model, text: str, answer: str | None = None, *, labels: TokenLabels = token_labels
+) -> list[TextPass]:
+    """The passes of `model` over `text`; for a task with a source, `answer` is the target, or the model translates.
+
+    Raises UserError for a model that has no tokenizer or reads no plain text.
+    """
+    task = task_of(model)
+    tokenizers = read_write_tokenizers(model.tokenizer)
+    if tokenizers.read is None or tokenizers.write is None:
+        raise UserError("the model was saved without a tokenizer, so it cannot read text")
+    if not task.takes_source and answer is not None:
+        raise UserError(f"only an encoder-decoder writes an answer; a {type(model).__name__} reads the text alone")
+    encoded = _encode(text, tokenizers.read, labels)
+    if task.generates == "answer":
+        if answer is None:
+            answer = translate(model, [text], tokenizer=(tokenizers.read, tokenizers.write))[0]  # type: ignore[arg-type]
+        encoded = encoded._replace(answer=_encode(answer, tokenizers.write, labels))
+    return task.text_passes(model, encoded)
+
+
+def _encode(text: str, tokenizer: TokenizerProtocol, labels: TokenLabels) -> EncodedText:
+    return EncodedText(list(tokenizer.encode(text)), tokenizer, lambda tokens: labels(tokens, tokenizer))
 
 
 class TokenCounts(NamedTuple):

@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from manyformer.analysis.figures.attention_maps import (
-    AttentionMap,
-    all_pass_maps,
+from manyformer.analysis.figures.attention_maps import AttentionMap, all_pass_maps
+from manyformer.analysis.figures.token_work import (
+    TokenCounts,
     full_token_labels,
+    pass_counts,
     passes_over_text,
     visible_text,
 )
-from manyformer.analysis.figures.token_work import TokenCounts, pass_counts
 from manyformer.analysis.viewer.weight_encoding import deflate, encode_weights
 from manyformer.base.errors import UserError
 from manyformer.base.type_aliases import ImageArray

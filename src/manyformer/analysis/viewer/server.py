@@ -17,7 +17,7 @@ from jaxtyping import Float
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 
-from manyformer.analysis.figures.attention_maps import full_token_labels, passes_over_text
+from manyformer.analysis.figures.token_work import full_token_labels, passes_over_text
 from manyformer.analysis.viewer.model_view import HeadLabels, view_text
 from manyformer.analysis.viewer.page import render_live_page
 from manyformer.base.errors import UserError

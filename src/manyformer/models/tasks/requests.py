@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol
+from typing import Any, Generic, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from manyformer.nn.batches.two_texts import SpannedTokens
 from manyformer.nn.core import WatchFn
 
 
+@runtime_checkable
 class TextTokenizer(Protocol):
     """A tokenizer, as far as tasks use it."""
 
