@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manyformer.nn.core import GLOBAL_ROLE, PADDING_SEGMENT
+from manyformer.nn.runtime.devices import send
 
 MAX_QUESTION_SHARE = 4
 """A question takes at most one of so many tokens of a row, so that the document has room."""
@@ -191,7 +192,8 @@ def pad_texts(rows: Iterable[FramedTexts], pad: int, device: torch.device) -> Tw
     width = max(len(row.tokens) for row in framed)
 
     def padded(values: Iterable[Sequence[int]], fill: int) -> Int[Tensor, "b l"]:
-        return torch.tensor([[*row, *[fill] * (width - len(row))] for row in values], device=device)
+        on_host = torch.tensor([[*row, *[fill] * (width - len(row))] for row in values])
+        return send(on_host, device)
 
     segments = padded(([0] * len(row.tokens) for row in framed), PADDING_SEGMENT)
     return TwoTextTensors(
