@@ -59,7 +59,9 @@ kinds = [str(node.target) for graph in graphs for node in graph.graph.nodes]
 assert kinds.count("flex_attention") >= len(kernels), kinds
 assert expected.keys() == actual.keys()
 for name, gradient in expected.items():
-    torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5 * float(gradient.abs().max()), msg=name)
+    # an entry of a table of distances sums tens of thousands of pairs in float32, in another order
+    share = 1e-4 if name.endswith("position.weight") else 1e-5
+    torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=share * float(gradient.abs().max()), msg=name)
 print(len(graphs), "graph")
 """
 
