@@ -184,3 +184,12 @@ def test_all_documented_paths_of_earlier_versions_are_known() -> None:
     result = subprocess.run([sys.executable, "-c", CHECK], input=text, text=True, check=False, stderr=subprocess.PIPE)
     assert result.stderr == ""
     assert result.returncode == 0
+
+
+def test_the_code_of_exported_folders_runs_without_a_warning() -> None:
+    """It is on disk and on the hub, where nobody rewrites it."""
+    code = "from manyformer.interop.auto_model import ManyformerForCausalLM as Model; print(Model.__module__)"
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", code]
+    result = subprocess.run(command, text=True, check=False, capture_output=True)
+    assert result.stdout.startswith("manyformer.conversion.hugging_face.auto_model"), result.stderr
+    assert result.stderr == ""

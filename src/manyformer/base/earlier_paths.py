@@ -14,6 +14,9 @@ from typing import Any
 GONE_IN = "0.4"
 """The version that no longer knows these paths."""
 
+LASTING = "manyformer.interop.auto_model"
+"""The one earlier path that stays, without a warning: the code in folders that were exported to the hub imports it."""
+
 MODULES = {
     "manyformer.api": "manyformer.conversion.loading",
     "manyformer.attention": "manyformer.nn",
@@ -208,7 +211,9 @@ def _find(name: str) -> ModuleSpec | None:
 
 
 def _warn(earlier: str, current: str, *, stacklevel: int) -> None:
-    """Warn whoever is that many calls above the caller, at 1 the caller itself."""
+    """Warn whoever is that many calls above the caller, at 1 the caller itself; not of the path that stays."""
+    if earlier == LASTING or earlier.startswith(f"{LASTING}."):
+        return
     warnings.warn(
         f"{earlier} is {current} now; the earlier path is gone in version {GONE_IN}",
         DeprecationWarning,
