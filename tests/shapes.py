@@ -21,10 +21,10 @@ from torch import Tensor
 CHECKED = [
     f"manyformer.{part}"
     for part in (
-        *("core", "masks", "position", "kernels", "sources", "ops", "attention", "feedforward"),
-        "experts",
-        *("depth", "mixers", "models", "residual"),
-        *("generate.beam_search", "generate.next_token", "generate.sampling"),
+        *("nn.core", "nn.masks", "nn.positions", "nn.kernels", "nn.ops", "nn.attention", "nn.softmax", "nn.sparse"),
+        *("nn.linear", "nn.clustered", "nn.low_rank", "nn.recurrent", "nn.convolution", "nn.token_mixing", "nn.graphs"),
+        *("nn.feed_forward", "nn.residual", "nn.depth", "models"),
+        *("inference.generate.beam_search", "inference.generate.next_token", "inference.generate.sampling"),
     )
 ]
 """Packages whose shape annotations are checked at every call while the tests run."""

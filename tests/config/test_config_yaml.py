@@ -243,7 +243,7 @@ def test_extends_that_leads_nowhere() -> None:
 
 def test_targets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("manyformer.config.shipped.FOLDER", tmp_path / "experiments")
-    write("# Bytes of the\n# standard library.\nrecipe: lm\nseed: 5\n", "config/experiments/lm/stdlib.yaml")
+    write("# Bytes of the\n# standard library.\nrecipe: lm\nseed: 5\n", "experiments/lm/stdlib.yaml")
     write("extends: lm/stdlib\n", "mine.yaml")
     write("recipe: lm\nseed: 6\nout: elsewhere\n", "runs/x/run.yaml")
     assert list(shipped_runs()) == ["lm/stdlib"]

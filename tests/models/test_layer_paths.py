@@ -33,7 +33,13 @@ def test_each_phase_of_a_language_model_has_its_path() -> None:
     own = "its own one-token step"
     expected = ("SoftmaxKernel", "nn/softmax/softmax_kernel.py", causal, causal, own)
     assert layer(explanation, "body.0.attention.inner")[1:] == expected
-    assert layer(explanation, "body.1.ff.inner")[1:] == ("FeedForward", "feedforward.py", "forward", "forward", own)
+    assert layer(explanation, "body.1.ff.inner")[1:] == (
+        "FeedForward",
+        "nn/feed_forward/feedforward.py",
+        "forward",
+        "forward",
+        own,
+    )
     assert str(explanation).splitlines()[:4] == [
         "body.0.attention.inner, body.1.attention.inner: SoftmaxKernel, nn/softmax/softmax_kernel.py",
         f"  training  {causal}",

@@ -159,8 +159,10 @@ def test_operations_without_a_rule_are_refused_by_name() -> None:
     tape.track(x)
     with tape, pytest.raises(UserError, match="relevance has no rule for the operation softmax"):
         F.softmax(x, -1)
+    fnet = build_tiny("fnet", {}, 0)
+    example = task_of(fnet).example(fnet, TOKENS)
     with pytest.raises(UserError, match="fnet has no attention heads"):
-        head_relevance(build_tiny("fnet", {}, 0), task_of(build_tiny("fnet", {}, 0)).example(None, TOKENS))
+        head_relevance(fnet, example)
 
 
 EPSILON = 1e-5

@@ -14,6 +14,9 @@ from manyformer.base.errors import UserError
 from manyformer.inference.generate import Decoding, kept_steps, next_token, stream
 from manyformer.inference.generate.kept_steps import forget_captured_steps
 from manyformer.inference.generate.next_token import CachedFeed, LogitsFeed, StaticFeed
+from manyformer.nn import SoftmaxKernel
+from manyformer.nn.masks import Causal, Window
+from manyformer.nn.positions import TransformerXLPosition
 from perturbing import perturb
 
 PROMPTS = [[5, 6, 7, 8, 9], [3], [11, 12, 13]]
@@ -90,7 +93,7 @@ def test_a_table_of_earlier_weights_is_noticed(engine: TapeEngine) -> None:
     assert_current(model)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, mf.position.TransformerXLPosition):
+            if isinstance(module, TransformerXLPosition):
                 module.r_proj.weight.mul_(-8.0)
     assert_current(model)
     assert captures(engine) == 2
@@ -107,8 +110,8 @@ def convert(model: Any) -> None:
 
 def narrow_windows(model: Any) -> None:
     for module in model.modules():
-        if isinstance(module, mf.kernels.SoftmaxKernel):
-            module.mask = mf.masks.Causal() & mf.masks.Window(2)
+        if isinstance(module, SoftmaxKernel):
+            module.mask = Causal() & Window(2)
 
 
 def exchange_a_layer(model: Any) -> None:

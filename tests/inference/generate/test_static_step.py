@@ -21,6 +21,7 @@ from manyformer.inference.generate.next_token import (
     bucket_columns,
     rounded_capacity,
 )
+from manyformer.nn import SoftmaxKernel
 from manyformer.nn.core import tree_map
 from perturbing import perturb
 
@@ -215,7 +216,7 @@ def test_what_has_no_static_step_is_refused_in_a_sentence(name: str, keywords: d
     if keywords:
         model = build_model("transformer-lm", {})
         for module in model.modules():
-            if isinstance(module, mf.kernels.SoftmaxKernel):
+            if isinstance(module, SoftmaxKernel):
                 module.path = "blocked"
     else:
         model = build_model(name, keywords)

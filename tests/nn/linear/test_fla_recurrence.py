@@ -12,6 +12,8 @@ import manyformer as mf
 from fla_operators import ARGUMENTS, OPTIONS, load_stand_in
 from manyformer.nn import LinearKernel
 from manyformer.nn.linear import fla_recurrence, matrix_recurrence
+from manyformer.nn.linear.deterministic import EluPlusOneFeatures
+from manyformer.nn.masks import Causal
 from perturbing import perturb
 
 LENGTH, WIDTH, VALUES = 13, 4, 6
@@ -155,9 +157,9 @@ def test_a_forced_path_is_refused_in_a_sentence() -> None:
 
 
 def test_a_normalizer_has_no_such_path() -> None:
-    features = mf.kernels.features.EluPlusOneFeatures()
+    features = EluPlusOneFeatures()
     with pytest.raises(ValueError, match="path 'fla' must be auto or one of chunked, quadratic, recurrent here"):
-        LinearKernel(features, mf.masks.Causal(), path="fla")
+        LinearKernel(features, Causal(), path="fla")
 
 
 @pytest.mark.skipif(
