@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from manyformer.cli.shell_completion import complete_recipes
+from manyformer.cli.options import complete_recipes
 
 import manyformer
 
