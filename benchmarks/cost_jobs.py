@@ -15,7 +15,7 @@ from manyformer.nn.clustered import chunk_gather_attention, sinkhorn_attention
 from manyformer.nn.convolution import depthwise_convolution
 from manyformer.nn.core import ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.nn.linear import matrix_recurrence
-from manyformer.nn.ops import attention_with_lse, cpu_caches, token_mixtures, top_products
+from manyformer.nn.ops import attention_with_lse, cpu_caches, top_products
 from manyformer.nn.positions import (
     AlibiPosition,
     DistanceAwarePosition,
@@ -24,6 +24,7 @@ from manyformer.nn.positions import (
     ShawPosition,
     TransformerXLPosition,
 )
+from manyformer.nn.recurrent import rwkv_time_mixing as token_mixtures
 from manyformer.nn.recurrent import selective_scan
 from manyformer.nn.softmax import (
     adaptive_span_kernel,

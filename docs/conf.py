@@ -17,7 +17,7 @@ import build_cache  # noqa: E402 - modules of this folder
 import recipe_cards  # noqa: E402
 import site_pages  # noqa: E402
 
-from manyformer.base.version import VERSION  # noqa: E402
+from manyformer.base import VERSION  # noqa: E402
 
 project = "manyformer"
 author = "the maintainers of manyformer"

@@ -23,7 +23,8 @@ from manyformer.cli.app import app
 from manyformer.config import run_description, shipped_comparisons, shipped_runs
 
 SINGLE_MODULES = (
-    *("nn.core", "nn.feed_forward.feedforward", "nn.runtime.head_selection", "base.errors", "base.plugins"),
+    *("nn.core", "nn.feed_forward.feedforward", "nn.residual", "nn.runtime.head_selection"),
+    *("base.errors", "base.plugins", "models.scores"),
     *(
         "conversion.surgery.head_sharing",
         "conversion.surgery.recipe_conversions",

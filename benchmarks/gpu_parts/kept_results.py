@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 import torch
 
 from gpu_parts.outcome import Outcome, Setting
+from manyformer.base import VERSION
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text
 from manyformer.base.files.json_records import read_json, validate_json
-from manyformer.base.version import VERSION
 
 FORMAT = 1
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -11,8 +11,8 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from manyformer.base import VERSION as __version__
 from manyformer.base.earlier_paths import install as _install_earlier_paths
-from manyformer.base.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from manyformer.analysis.contracts import check

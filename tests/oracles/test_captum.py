@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.head_importance import integrated_gate_gradients
 from manyformer.nn.attention.head_gates import ConstantGates, attention_heads
 from manyformer.nn.batches import CausalLMBatch

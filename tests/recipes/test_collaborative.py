@@ -10,7 +10,7 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
 from manyformer.base.errors import UserError
 from manyformer.conversion.surgery.head_sharing import factorize

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
 from manyformer.models import Model
 from manyformer.nn.core import contiguous_positions

@@ -8,7 +8,7 @@ from typing import Any
 from fakes import opener
 
 from manyformer.base.errors import TrainingInterrupted
-from manyformer.base.system.stop_signals import StopSignal
+from manyformer.base.system import StopSignal
 from manyformer.config import RunConfig
 from manyformer.training.events import TrainingEvent, TrainingNote, TrainingProgress, TrainResult
 from manyformer.training.metrics import TIME_COLUMNS

@@ -13,7 +13,7 @@ from fakes import FakeFeed, FakeHeld, FakeSource, a_run, make
 from runs import Heard, go, learned, stopped
 
 from manyformer.base.errors import TrainingInterrupted, UserError
-from manyformer.base.system.stop_signals import StopSignal
+from manyformer.base.system import StopSignal
 from manyformer.config import RunConfig
 from manyformer.data.batching.epochs import TrainingFeed
 from manyformer.models.embedding import positions_of

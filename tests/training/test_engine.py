@@ -13,7 +13,7 @@ from fakes import TASKS, FakeFeed, a_run, make
 from torch import nn
 
 import manyformer as mf
-from manyformer.base.system.stop_signals import StopSignal
+from manyformer.base.system import StopSignal
 from manyformer.config import AdamConfig, AdamWConfig
 from manyformer.models import Model
 from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch, ClassificationBatch, MaskedLMBatch, Seq2SeqBatch

@@ -14,7 +14,7 @@ from torch import nn
 
 from manyformer.base.errors import TrainingInterrupted, UserError
 from manyformer.base.files.verified_folder import VerifiedFolder
-from manyformer.base.system.stop_signals import StopSignal
+from manyformer.base.system import StopSignal
 from manyformer.config import RunConfig
 from manyformer.nn.batches import Batch, CausalLMBatch
 from manyformer.training.events import TrainingFinished

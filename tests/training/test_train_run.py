@@ -6,7 +6,7 @@ import pytest
 from fakes import TASKS, a_run, opener
 
 import manyformer as mf
-from manyformer.base.system.stop_signals import StopSignal
+from manyformer.base.system import StopSignal
 from manyformer.config import RunConfig
 from manyformer.training.events import TrainResult, silent
 from manyformer.training.metrics import read_rows

@@ -80,7 +80,7 @@ MODULES = {
     "manyformer.training_worker": "manyformer.cli.training_worker",
     "manyformer.two_texts": "manyformer.nn.batches.two_texts",
     "manyformer.type_aliases": "manyformer.base.type_aliases",
-    "manyformer.version": "manyformer.base.version",
+    "manyformer.version": "manyformer.base",
     "manyformer.view": "manyformer.analysis.figures",
     "manyformer.view.figures": "manyformer.base.files.figures",
     "manyformer.viewer": "manyformer.analysis.viewer",

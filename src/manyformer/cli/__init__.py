@@ -5,8 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from manyformer.base.system.standard_streams import flush_or_discard, prepare_streams
-from manyformer.base.system.stop_signals import STOPPED, handle_stop_signals
+from manyformer.base.system import STOPPED, flush_or_discard, handle_stop_signals, prepare_streams
 
 MODULES = {
     "list": "show",

@@ -20,11 +20,11 @@ import typer
 from typer import Option
 from typer.models import CommandInfo
 
+from manyformer.base import VERSION
 from manyformer.base.errors import NonFiniteWeights, TrainingInterrupted, UserError, UserErrors
 from manyformer.base.plugins import import_from_command_line
-from manyformer.base.system.standard_streams import discard
-from manyformer.base.system.stop_signals import STOPPED as STOPPED
-from manyformer.base.version import VERSION
+from manyformer.base.system import STOPPED as STOPPED
+from manyformer.base.system import discard
 from manyformer.cli.console import Output, print_error, print_note, print_output
 from manyformer.cli.options import F, JsonOption, suggest_options
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import printable
-from manyformer.base.system.standard_streams import discard, shows_all_characters
+from manyformer.base.system import discard, shows_all_characters
 
 UNCUT = 10_000
 """The width of a table without wrapped cells."""

@@ -159,7 +159,7 @@ def _run_check(check: Callable[[], Iterator[DoctorFinding]]) -> list[DoctorFindi
 
 
 def _python() -> Iterator[DoctorFinding]:
-    from manyformer.base.version import VERSION
+    from manyformer.base import VERSION
 
     yield DoctorFinding("manyformer", "ok", f"{VERSION} in {Path(__file__).parents[1]}")
     state: CheckStatus = "ok" if sys.version_info >= (3, 11) else "broken"
@@ -291,7 +291,7 @@ def try_recipes(device: "torch.device", names: Sequence[str]) -> Iterator[Doctor
 
 def try_recipe(name: str, device: "torch.device") -> DoctorFinding | None:
     """What is wrong with a recipe on a device, in a training step and in decoding; None if it works."""
-    from manyformer.analysis.contracts.tiny_models import build_tiny
+    from manyformer.analysis.contracts.subject import build_tiny
     from manyformer.inference.generate import generate
     from manyformer.nn.runtime.devices import missing_need
     from manyformer.recipes.parts.registry import task_of

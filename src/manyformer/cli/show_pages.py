@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.properties import ROUNDING, attention_properties, permutation_change
 from manyformer.base.errors import UserError
 from manyformer.cli.console import Block, Heading, Note, Output, PageTable, format_bytes, format_count

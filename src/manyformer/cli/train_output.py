@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TextIO
 
 from manyformer.base.errors import UserError
 from manyformer.base.files.text_tables import printable
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.cli.console import format_count, print_json, print_result, print_text
 from manyformer.config import RunConfig
 from manyformer.data import HeldOutExample, survey_data

@@ -11,8 +11,7 @@ import traceback
 from typing import Any, NoReturn
 
 from manyformer.base.errors import UserError
-from manyformer.base.system.stop_signals import STOPPED, handle_stop_signals, resumable
-from manyformer.base.system.temporary_folders import remove_temporary_folders
+from manyformer.base.system import STOPPED, handle_stop_signals, remove_temporary_folders, resumable
 
 
 def main(events: str) -> None:

@@ -1,22 +1,25 @@
 """The inputs of models of graphs: edges as layers read them, features of nodes, encodings of a graph's structure."""
 
-from typing import NamedTuple, final
+from typing import Any, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
 from manyformer.models.embedding import positions_of
 from manyformer.nn.core import PADDING_SEGMENT, Context, GraphEdges
-from manyformer.nn.ops.graph_distances import NO_PATH, graph_distances, mean_along_shortest_paths
-from manyformer.nn.ops.sparse_features import sparse_product
+from manyformer.nn.runtime.devices import float64_device
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 NO_EDGE = -1
 """The source and target of padding among the edges of a row."""
+
+
+NO_PATH = -1
+"""The distance of two nodes that no path of the allowed length joins."""
 
 
 class EdgePlaces(NamedTuple):
@@ -245,3 +248,80 @@ class GraphormerEncoding(nn.Module, UndecayedParameters):
 
 def _normal(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.randn(shape) * INITIAL_STD)
+
+
+def sparse_product(
+    values: Float[Tensor, "n k"], columns: Int[Tensor, "n k"], weight: Float[Tensor, "f d"]
+) -> Float[Tensor, "n d"]:
+    """y_i = sum_k values_ik weight[columns_ik], without a gradient of the values."""
+    y: Tensor = _SparseProduct.apply(values.detach(), columns, weight)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _SparseProduct(torch.autograd.Function):
+    """torch's own gradient of `embedding_bag` sorts the columns anew in each step."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(values, columns)
+        ctx.features = len(weight)
+        return F.embedding_bag(columns, weight, per_sample_weights=values, mode="sum")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, Tensor]:
+        values, columns = ctx.saved_tensors
+        # dropout and padding leave zeros, which need no product
+        rows, slots = values.nonzero(as_tuple=True)
+        messages = gradient.index_select(0, rows).mul_(values[rows, slots][:, None])
+        weight_gradient = gradient.new_zeros(ctx.features, gradient.shape[1])
+        return None, None, weight_gradient.index_add_(0, columns[rows, slots], messages)
+
+
+def graph_distances(edges: GraphEdges, length: int, max_distance: int) -> Int[Tensor, "nodes l"]:
+    """The number of edges on a shortest path to each node from each node of its row, -1 beyond `max_distance`.
+
+    All sources advance by one edge at a time, in time O(e l) each. Rows have `length` nodes; entry (n, j) is the
+    distance from column j of the row of node n to node n."""
+    frontier = _identity(edges, length)
+    distances = torch.where(frontier, 0, NO_PATH)
+    for distance in range(1, max_distance + 1):
+        messages = frontier.index_select(0, edges.sources).int()
+        arrived = torch.zeros_like(frontier, dtype=messages.dtype).index_add_(0, edges.targets, messages) > 0
+        # nodes that were reached sooner keep their distance
+        frontier = arrived & (distances == NO_PATH)
+        distances = torch.where(frontier, distance, distances)
+    return distances
+
+
+def mean_along_shortest_paths(
+    edge_terms: Float[Tensor, "hops edges h"], distances: Int[Tensor, "nodes l"], edges: GraphEdges
+) -> Float[Tensor, "nodes l h"]:
+    """The mean of `edge_terms[n]` at the n-th edge of a path, averaged over all shortest paths between two nodes.
+
+    Zero from a node to itself, and where there is no path of at most `hops` edges. The number of paths is exact up to
+    2^53."""
+    exact_device = float64_device(edge_terms.device)
+    sources, targets, exact_distances = (x.to(exact_device) for x in (edges.sources, edges.targets, distances))
+    # numbers of paths grow exponentially: float64 counts them exactly up to 2^53
+    path_counts = _identity(edges, distances.shape[1]).to(exact_device).double()
+    sums = edge_terms.new_zeros(*distances.shape, edge_terms.shape[-1])
+    for hop, terms in enumerate(edge_terms, 1):
+        source_counts = path_counts.index_select(0, sources)
+        is_last_edge = (exact_distances.index_select(0, targets) == hop) & (
+            exact_distances.index_select(0, sources) == hop - 1
+        )
+        weights = source_counts * is_last_edge
+        arrived = torch.zeros_like(path_counts).index_add_(0, targets, weights)
+        # each last edge has the share of the paths that come along it, so that sums stay means over paths
+        shares = (weights / arrived.index_select(0, targets).clamp(min=1)).to(sums.dtype).to(sums.device)
+        extended = (sums.index_select(0, edges.sources) + terms[:, None]) * shares[..., None]
+        sums = sums.index_add(0, edges.targets, extended)
+        path_counts = path_counts + arrived
+    return sums / distances.clamp(min=1)[..., None]
+
+
+def _identity(edges: GraphEdges, length: int) -> Bool[Tensor, "nodes l"]:
+    """Whether each column of its row is the node itself."""
+    columns = torch.arange(length, device=edges.sources.device)
+    nodes = torch.arange(len(edges.row_starts) - 1, device=columns.device)
+    return (nodes[:, None] % max(1, length)) == columns

@@ -39,7 +39,7 @@ from manyformer.nn.positions import (
     TransformerXLPosition,
     YaRNRotaryScaling,
 )
-from manyformer.nn.residual.residual import make_join
+from manyformer.nn.residual import make_join
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.softmax.dynamic_rotary import DynamicRotaryKernel
 from manyformer.nn.softmax.forgetting_kernel import ForgettingKernel

@@ -9,7 +9,7 @@ from manyformer.models.graph_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead
 from manyformer.models.tasks.graph_labels import GRAPH_NODES
 from manyformer.nn.core import Chain, Layer, Pointwise
-from manyformer.nn.graphs.graph_layers import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
+from manyformer.nn.graphs import AdditiveScores, DynamicScores, GraphAttention, HeadMerge
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.recipes.parts.baselines import check_heads
 from manyformer.recipes.parts.keywords import NodeFeatureCount, PositiveSize

@@ -7,7 +7,7 @@ from manyformer.models.graph_embedding import FeatureEmbedding
 from manyformer.models.head import LogitsHead
 from manyformer.models.tasks.graph_labels import GRAPH_NODES
 from manyformer.nn.core import Chain, Layer, Pointwise
-from manyformer.nn.graphs.graph_layers import GraphConvolution
+from manyformer.nn.graphs import GraphConvolution
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.recipes.parts.keywords import NodeFeatureCount
 from manyformer.recipes.parts.registry import recipe

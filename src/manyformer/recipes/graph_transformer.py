@@ -8,7 +8,7 @@ from manyformer.models import ClassHead, GraphClassifier, NodeClassifier
 from manyformer.models.graph_embedding import FeatureEmbedding, LaplacianEmbedding
 from manyformer.models.tasks.graph_labels import GRAPH_NODES, WHOLE_GRAPHS
 from manyformer.nn.core import Layer
-from manyformer.nn.graphs.graph_layers import GraphTransformerStack
+from manyformer.nn.graphs import GraphTransformerStack
 from manyformer.recipes.parts.baselines import check_heads
 from manyformer.recipes.parts.keywords import NodeFeatureCount
 from manyformer.recipes.parts.registry import recipe

@@ -15,8 +15,7 @@ from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward
 from manyformer.nn.masks import Window
 from manyformer.nn.positions import TransformerXLBiases, TransformerXLPosition
-from manyformer.nn.residual import Residual
-from manyformer.nn.residual.residual import DEFAULT_GATE_BIAS, make_join
+from manyformer.nn.residual import DEFAULT_GATE_BIAS, Residual, make_join
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.parts.baselines import check_heads, stack
 from manyformer.recipes.parts.keywords import (

@@ -7,7 +7,7 @@ from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm
-from manyformer.nn.convolution.short_convolution import ShortConvolution
+from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.core import Layer
 from manyformer.nn.linear import ScaledFeatures
 from manyformer.nn.linear.linear_kernel import LinearKernel

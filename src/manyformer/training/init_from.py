@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
 from manyformer.base.files.verified_folder import VerifiedFolder
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import TransferConfig
 from manyformer.conversion.loading import load

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 from manyformer.base.errors import TrainingInterrupted, UserError
 from manyformer.base.files.atomic_files import DiskFull, NotWritable, append_bytes
 from manyformer.base.files.json_text import json_text, with_named_numbers
-from manyformer.base.system.stop_signals import StopSignal, handle_stop_signals
+from manyformer.base.system import StopSignal, handle_stop_signals
 from manyformer.config import RunConfig
 from manyformer.training.events import EventListener, TrainingEvent, TrainingFinished, TrainResult
 from manyformer.training.process_group import ProcessFailed

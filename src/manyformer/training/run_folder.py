@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from manyformer.base import VERSION
 from manyformer.base.errors import UserError, UserErrors
 from manyformer.base.files import SHARED_TOKENIZER
 from manyformer.base.files.atomic_files import (
@@ -23,7 +24,6 @@ from manyformer.base.files.atomic_files import (
 from manyformer.base.files.json_records import read_json
 from manyformer.base.files.json_text import json_text
 from manyformer.base.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
-from manyformer.base.version import VERSION
 from manyformer.config import (
     RUN_FILE,
     CosineSchedule,

@@ -12,7 +12,7 @@ import torch
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import DiskFull, NotWritable, atomic_write_text, report_disk_full
 from manyformer.base.files.verified_folder import VerifiedFolder
-from manyformer.base.system.stop_signals import StopSignal, handle_stop_signals, resumable
+from manyformer.base.system import StopSignal, handle_stop_signals, resumable
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import RUN_FILE, RunConfig, dump_run
 from manyformer.conversion.surgery.lora import merge_lora

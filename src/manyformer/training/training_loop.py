@@ -11,7 +11,7 @@ from typing import NoReturn
 import torch
 
 from manyformer.base.errors import TrainingInterrupted, UserError
-from manyformer.base.system.stop_signals import StopSignal
+from manyformer.base.system import StopSignal
 from manyformer.config import RunConfig
 from manyformer.data.batching.epochs import TrainingFeed
 from manyformer.models.scores import is_comparable

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.figures import attention_masks, draw_mixing, mixing_strengths
 from manyformer.base.errors import UserError
 from manyformer.models import Model

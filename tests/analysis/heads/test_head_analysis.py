@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads import HeadAnalysis, TokenFrequencies
 from manyformer.analysis.heads.attention_statistics import SyntaxStatistics
 from manyformer.analysis.heads.run_measures import tree_of_tokens, treebank_sentences

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.head_importance import (
     ablate_heads,
     head_importance,

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.properties import (
     antisymmetric_share,
     asymmetry,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.analysis.benchmarks import LargestTensorMode
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.relevance import (
     head_relevance,
     kernel_relevance,

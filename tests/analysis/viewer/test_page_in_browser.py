@@ -13,10 +13,9 @@ from pages import random_weights, self_map, served, trained, view_of
 
 from manyformer.analysis.figures.attention_maps import NO_WEIGHT_COLOR, WEIGHT_COLORS, AttentionMap
 from manyformer.analysis.figures.token_work import TokenCounts
-from manyformer.analysis.viewer.model_view import ModelView, ViewedImage, view_text
+from manyformer.analysis.viewer.model_view import ModelView, ViewedImage, quantize_weights, view_text
 from manyformer.analysis.viewer.page import render_page
 from manyformer.analysis.viewer.server import ServedModel
-from manyformer.analysis.viewer.weight_encoding import quantize_weights
 
 CHROMIUM = Path("/usr/bin/chromium")
 Open = Callable[..., Any]

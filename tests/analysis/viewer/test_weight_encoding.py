@@ -7,7 +7,7 @@ import pytest
 import torch
 from pages import random_weights
 
-from manyformer.analysis.viewer.weight_encoding import encode_weights, pool_largest, quantize_weights
+from manyformer.analysis.viewer.model_view import encode_weights, pool_largest, quantize_weights
 
 
 @pytest.mark.parametrize("sign", [1, -1])

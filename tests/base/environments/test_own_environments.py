@@ -15,7 +15,7 @@ from naive_environments import (
 from numpy.typing import NDArray
 
 from manyformer.base.environments import OWN_ENVIRONMENTS, VectorEnvironment, make_environment, row_seeds
-from manyformer.base.environments.graph_tasks import GraphWalk, StitchMaze
+from manyformer.base.environments.memory_tasks import GraphWalk, StitchMaze
 from manyformer.base.environments.vector_environment import episode_seeds, random_fractions
 from manyformer.base.errors import UserError
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from manyformer.base import VERSION
 from manyformer.base.errors import UserError
 from manyformer.base.files import json_records
 from manyformer.base.files.json_records import Count, DamagedFile, FileName, FileRecord, Sha256
-from manyformer.base.version import VERSION
 
 
 class ExampleRecord(FileRecord):

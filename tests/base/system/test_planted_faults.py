@@ -31,7 +31,7 @@ PLACES = [
     Place("manyformer.nn.feed_forward.routers", "SoftmaxRouter.forward", "mixtral"),
     Place("manyformer.nn.token_mixing.token_mixing", "FourierMixer.forward", "fnet"),
     Place("manyformer.nn.linear.linear_attention", "_ChunkedLinearAttention.backward", "linear-transformer"),
-    Place("manyformer.nn.graphs.graph_layers", "GraphConvolution.forward", "gcn"),
+    Place("manyformer.nn.graphs", "GraphConvolution.forward", "gcn"),
     Place("manyformer.models.head", "ClassHead.loss", "transformer"),
     Place("manyformer.inference.generate.sampling", "choose_tokens", "retnet", "static steps"),
 ]

@@ -34,7 +34,7 @@ def test_closed_streams_are_the_null_device(closed: str) -> None:
 def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path: Path) -> None:
     """What is printed later must not be written into a file that happens to be open."""
     code = (
-        "from manyformer.base.system.standard_streams import prepare_streams; prepare_streams(); "
+        "from manyformer.base.system import prepare_streams; prepare_streams(); "
         f"file = open({str(tmp_path / 'data')!r}, 'w'); print('noise', flush=True); assert file.fileno() > 2"
     )
     ended = subprocess.run(["sh", "-c", f'"{sys.executable}" -c "{code}" >&- <&-'], capture_output=True, check=False)
@@ -45,7 +45,7 @@ def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path: Path) -> No
 @pytest.mark.parametrize("variables", NARROW)
 def test_json_stays_json_in_an_encoding_without_some_characters(variables: dict[str, str]) -> None:
     code = (
-        "import sys; from manyformer.base.system.standard_streams import prepare_streams; prepare_streams(); "
+        "import sys; from manyformer.base.system import prepare_streams; prepare_streams(); "
         "from manyformer.cli.console import json_line, print_json, print_text; "
         "value = {'text': 'caf\\xe9 \\u65e5 \\U0001f600'}; print_text(json_line(value)); print_json(value)"
     )
@@ -59,7 +59,7 @@ def test_json_stays_json_in_an_encoding_without_some_characters(variables: dict[
 @pytest.mark.parametrize("variables", NARROW)
 def test_characters_that_the_output_cannot_show_are_escaped(variables: dict[str, str]) -> None:
     code = (
-        "from manyformer.base.system.standard_streams import prepare_streams; prepare_streams(); "
+        "from manyformer.base.system import prepare_streams; prepare_streams(); "
         "import sys; print('\\u65e5 caf\\xe9'); print('\\u65e5', file=sys.stderr)"
     )
     ended = subprocess.run(

@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from manyformer.base.errors import TrainingInterrupted
-from manyformer.base.system.stop_signals import STOPPED, StoppedBySignal, handle_stop_signals, resumable
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import (
+    STOPPED,
+    StoppedBySignal,
+    handle_stop_signals,
+    resumable,
+    temporary_folder,
+)
 
 LONGEST = 20
 """Seconds after which a process counts as hung; what it takes on a quiet machine is below two."""
@@ -44,7 +49,7 @@ COMMAND = """
 import hashlib, sys, time
 from pathlib import Path
 import manyformer.cli
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 
 def work(arguments):
     with temporary_folder() as folder:

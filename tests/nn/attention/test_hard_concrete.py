@@ -6,7 +6,7 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
 from manyformer.base.errors import UserError
 from manyformer.config import AdamWConfig

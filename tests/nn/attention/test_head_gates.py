@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.tiny_models import build_tiny
+from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
 from manyformer.models.tasks import Inputs
 from manyformer.nn.attention.attention import MultiHeadLayer

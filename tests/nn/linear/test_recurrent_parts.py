@@ -13,7 +13,7 @@ from manyformer.nn import Attention, LinearKernel, SoftmaxKernel
 from manyformer.nn.attention.head_gates import gated_heads
 from manyformer.nn.attention.kv_cache import CrossAttentionSource
 from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm, SharedHeadNorm
-from manyformer.nn.convolution.short_convolution import ShortConvolution
+from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.core import Context
 from manyformer.nn.linear import EluPlusOneFeatures
 from manyformer.nn.linear.memory_rules import GatedRule

@@ -11,7 +11,7 @@ import torch
 from manyformer.nn.runtime.length_norms import rms_norm, unit_length
 from manyformer.nn.linear.matrix_recurrence import Removal, chunked
 from manyformer.nn.convolution.depthwise_convolution import convolve_rows
-from manyformer.nn.ops.token_mixtures import mix_tokens
+from manyformer.nn.recurrent.rwkv_time_mixing import mix_tokens
 
 def draw(*shape):
     return torch.randn(shape, dtype=torch.float64, requires_grad=True)

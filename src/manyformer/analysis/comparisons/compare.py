@@ -23,7 +23,7 @@ from manyformer.analysis.comparisons.training_task import StepCost, measure_step
 from manyformer.base.errors import UserError, UserErrors, suggest_names
 from manyformer.base.files.json_text import json_text
 from manyformer.base.plugins import import_for_run
-from manyformer.base.system.stop_signals import resumable
+from manyformer.base.system import resumable
 from manyformer.base.type_aliases import LogFn
 from manyformer.config.comparison import Comparison
 from manyformer.config.load_comparison import load_comparison

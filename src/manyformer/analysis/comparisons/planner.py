@@ -11,7 +11,7 @@ from manyformer.analysis.comparisons.comparison_report import spell_duration
 from manyformer.analysis.comparisons.runner import ComparisonRunner, TrainingJob, WorkerPool, describe_machine
 from manyformer.analysis.comparisons.training_task import TrainingTask, content_hash, run_settings
 from manyformer.base.files.json_records import JsonLines
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.config import RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.config.suite import BudgetName

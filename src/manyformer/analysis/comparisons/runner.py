@@ -32,10 +32,10 @@ from manyformer.analysis.comparisons.training_task import (
     training_hash,
     with_source,
 )
+from manyformer.base import VERSION
 from manyformer.base.errors import UserError
 from manyformer.base.plugins import import_modules
 from manyformer.base.type_aliases import LogFn
-from manyformer.base.version import VERSION
 from manyformer.config import RUN_FILE, RunConfig
 from manyformer.config.comparison import Comparison, ComparisonCase
 from manyformer.data.generated.synthetic_floors import GuessFloors

@@ -9,7 +9,7 @@ import torch
 
 from manyformer.analysis.figures.token_work import mean_span, mean_steps
 from manyformer.base.errors import UserError, suggest_names
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.config import EvaluateConfig, RunConfig
 from manyformer.conversion.loading import load
 from manyformer.data import load_tokenizers, open_data

@@ -50,7 +50,7 @@ from manyformer.analysis.comparisons.training_task import content_hash, open_arc
 from manyformer.base.errors import UserError, UserErrors
 from manyformer.base.files.json_records import JsonLines
 from manyformer.base.plugins import import_for_run
-from manyformer.base.system.stop_signals import resumable
+from manyformer.base.system import resumable
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import RunConfig
 from manyformer.config.comparison import Comparison

@@ -29,9 +29,9 @@ from manyformer.analysis.contracts.subject import (
     Subject,
     SubjectOutput,
     Untestable,
+    build_tiny,
     seed_everything,
 )
-from manyformer.analysis.contracts.tiny_models import build_tiny
 from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.conversion.loading import load

@@ -15,7 +15,7 @@ from manyformer.analysis.contracts.isolation import in_dtype
 from manyformer.analysis.contracts.subject import Untestable, seed_everything
 from manyformer.analysis.contracts.trial import ContractFinding, ContractTrial, contract, failed, passed
 from manyformer.base.files.json_text import json_text
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.models.tasks import Inputs
 from manyformer.nn.runtime.devices import device_kind
 from manyformer.nn.runtime.torch_internals import compiler_backend

@@ -1,6 +1,11 @@
-"""What a page shows of one model and one input: its attention maps, its computation per token, and their tokens."""
+"""What a page shows of one model and one input: its attention maps, its computation per token, and their tokens.
 
+Attention weights go to a page as few bytes: levels relative to the largest weight of a row, compressed, and pooled if
+large."""
+
+import base64
 import re
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,9 +15,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int8
 from torch import Tensor
 
-from manyformer.analysis.figures.attention_maps import AttentionMap, all_pass_maps
+from manyformer.analysis.figures.attention_maps import AttentionMap, all_pass_maps, row_shares
 from manyformer.analysis.figures.token_work import (
     TokenCounts,
     full_token_labels,
@@ -20,7 +27,6 @@ from manyformer.analysis.figures.token_work import (
     passes_over_text,
     visible_text,
 )
-from manyformer.analysis.viewer.weight_encoding import deflate, encode_weights
 from manyformer.base.errors import UserError
 from manyformer.base.type_aliases import ImageArray
 from manyformer.data import Tokenizer
@@ -43,6 +49,17 @@ MAX_TOKENS = 2048
 
 SHOWN_NEIGHBOURS = 4
 """The nearest neighbours of a token that have columns of their own."""
+
+LEVELS = 126.5
+"""The levels of one sign: 127 of equal width, and the largest weight is the middle of the last one."""
+
+MAX_ENCODED_CHARACTERS = 4 * 2**20
+"""The most base64 characters of all weights of one model."""
+
+
+MAX_WEIGHTS = 16 * 2**20
+"""The most weights of one model that a browser unpacks."""
+
 
 HeadLabels = Mapping[str, Sequence[str]]
 """Labels of the heads of each part, "" for a head without one."""
@@ -344,3 +361,70 @@ def _entry_text(head: KNNHead, tokenizer: Tokenizer, entry: int) -> str:
         # decoded together: a token alone may be a part of a character, or of a word
         texts += [visible_text(tokenizer.decode(tokens))] if is_ordinary else full_token_labels(tokens, tokenizer)
     return f"{''.join(texts)} → {full_token_labels([token], tokenizer)[0]}"
+
+
+class WeightLevels(NamedTuple):
+    """Weights as integers from -127 to 127, and the scale of each row.
+
+    A weight other than 0 has the magnitude of its level less 0.5, over 126.5, times the scale of its row.
+    """
+
+    scales: Float[Tensor, "h l"]
+    levels: Int8[Tensor, "h l s"]
+
+
+class EncodedWeights(NamedTuple):
+    """All scales as float32, then all levels as bytes, both in the order of the maps: deflated, in base64.
+
+    Each level stands for `pooling` x `pooling` weights.
+    """
+
+    text: str
+    levels: list[WeightLevels]
+    pooling: int
+
+
+def encode_weights(
+    maps: Sequence[Float[Tensor, "_ _ _"]], max_characters: int = MAX_ENCODED_CHARACTERS
+) -> EncodedWeights:
+    """Encode maps of weights (h, l, s); if they take more than `max_characters`, they are pooled until they do not.
+
+    Pooling takes the largest weight, because a mean would hide heads that attend to single tokens.
+    """
+    pooling = 1
+    while True:
+        # before encoding: weights that a browser cannot unpack need not be compressed
+        if sum(weights.numel() for weights in maps) > MAX_WEIGHTS * pooling**2:
+            pooling *= 2
+            continue
+        levels = [quantize_weights(pool_largest(weights, pooling)) for weights in maps]
+        # scales before levels, because floats must begin at a multiple of four bytes
+        scales = b"".join(map_levels.scales.numpy().astype("<f4").tobytes() for map_levels in levels)
+        cells = b"".join(map_levels.levels.numpy().tobytes() for map_levels in levels)
+        text = deflate(scales + cells)
+        if len(text) <= max_characters:
+            return EncodedWeights(text, levels, pooling)
+        pooling *= 2
+
+
+def deflate(content: bytes) -> str:
+    """Compressed bytes in base64, which the page unpacks."""
+    return base64.b64encode(zlib.compress(content, 9)).decode("ascii")
+
+
+def quantize_weights(weights: Float[Tensor, "h l s"]) -> WeightLevels:
+    """Each row as levels of its largest absolute weight; a weight that is not 0 has no level 0."""
+    shares = row_shares(weights)
+    # the sign of 0 is 0, so that only weights of exactly 0 have level 0
+    levels = (shares.abs() * LEVELS).ceil().clamp(min=1) * shares.sign()
+    return WeightLevels(weights.abs().amax(-1), levels.to(torch.int8))
+
+
+def pool_largest(weights: Float[Tensor, "h l s"], size: int) -> Float[Tensor, "h m n"]:
+    """The weight with the largest absolute value of each `size` x `size` square; the last squares may be smaller."""
+    if size == 1:
+        return weights
+    highest = F.max_pool2d(weights, size, ceil_mode=True)
+    lowest = -F.max_pool2d(-weights, size, ceil_mode=True)
+    # some kernels have negative weights: the larger magnitude wins, with its sign
+    return torch.where(highest >= -lowest, highest, lowest)

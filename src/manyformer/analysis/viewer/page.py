@@ -10,8 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from manyformer.analysis.viewer.model_view import ModelView, view_image, view_text
-from manyformer.analysis.viewer.weight_encoding import deflate
+from manyformer.analysis.viewer.model_view import ModelView, deflate, view_image, view_text
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text
 from manyformer.base.files.json_text import json_text

@@ -23,10 +23,10 @@ from pydantic import (
     ValidationError,
 )
 
+from manyformer.base import VERSION
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import append_bytes, atomic_write_text, make_folder
 from manyformer.base.files.json_text import NAMED_NUMBERS, json_text, with_named_numbers
-from manyformer.base.version import VERSION
 
 MAX_JSON_BYTES = 1 << 26
 """The largest JSON file that is read, in bytes, where a reader does not allow more."""

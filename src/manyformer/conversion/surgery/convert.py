@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from manyformer.base.errors import UserError, suggest_names
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.config import TextData, TransferConfig
 from manyformer.config.keyword_checks import check_names
 from manyformer.conversion.surgery.attention_transfer import TransferProgressFn, attention_pairs, transfer_attention

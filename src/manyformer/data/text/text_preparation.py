@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from manyformer.base import VERSION
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import (
     NotWritable,
@@ -22,7 +23,6 @@ from manyformer.base.files.atomic_files import (
     report_disk_full,
 )
 from manyformer.base.files.json_records import AS_OBJECT, Count, DamagedFile, FileName, FileRecord, Sha256
-from manyformer.base.version import VERSION
 from manyformer.data.batching.epochs import FIXED_SEED, random_generator
 from manyformer.data.storage.token_shards import ShardFacts, ShardWriter, shard_paths
 from manyformer.data.text.text_sources import TextPart, TextSource

@@ -19,7 +19,7 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.atomic_files import report_disk_full, reserve_file
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.verified_folder import MANIFEST, VerifiedFolder, file_sum, write_manifest
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.base.type_aliases import IntArray
 from manyformer.config import TextData
 from manyformer.data.batching.text_epochs import NextTokenBatches

@@ -15,7 +15,7 @@ from manyformer.base.context_windows import ContextWindows
 from manyformer.base.environments import VectorEnvironment, make_environment
 from manyformer.base.errors import UserError
 from manyformer.base.files.verified_folder import VerifiedFolder
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.base.type_aliases import ImageArray, LogFn
 from manyformer.config import DATA_SECTIONS, RUN_FILE, EnvironmentData, ImagesData, ModalitiesData, RunConfig, TreesData
 from manyformer.conversion.hugging_face.model_import import read_recipe, read_tokenizers

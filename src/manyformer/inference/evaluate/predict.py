@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.base.errors import UserError
-from manyformer.base.system.temporary_folders import temporary_folder
+from manyformer.base.system import temporary_folder
 from manyformer.base.type_aliases import LogFn
 from manyformer.data.images.image_files import open_image_files
 from manyformer.data.images.image_reading import CHANGES, ImageRecord, ImageResize, count_changes

@@ -13,7 +13,7 @@ from manyformer.base.errors import UserError
 from manyformer.nn.attention.kv_cache.kv_source import CacheSpec, KVShape, KVSource, ProjectKV, SelfSource
 from manyformer.nn.attention.kv_cache.window_cache import WindowSource
 from manyformer.nn.attention.output_stages import OutputStage
-from manyformer.nn.convolution.short_convolution import ShortConvolution
+from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.core import Context, Layer, LayerOutput, State, TokenPositions
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.nn.masks import Causal, Mask, PerHead

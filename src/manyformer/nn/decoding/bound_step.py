@@ -31,7 +31,7 @@ from manyformer.nn.linear.recurrent_rules import GateProjections
 from manyformer.nn.masks import AllKeys, Causal
 from manyformer.nn.masks.eviction import visible_in_ring
 from manyformer.nn.positions.position import Position
-from manyformer.nn.residual.residual import BoundJoin, Residual, ResidualJoin
+from manyformer.nn.residual import BoundJoin, Residual, ResidualJoin
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.torch_internals import has_hooks

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.nn.core import Chain, Context, Layer, LayerOutput, MemorySequence, State, no_watch
-from manyformer.nn.residual.residual import Residual
+from manyformer.nn.residual import Residual
 from manyformer.nn.runtime.devices import (
     device_generator_state,
     drawing_devices,

@@ -9,7 +9,7 @@ from torch import Tensor
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.core import Context, Layer, LayerOutput, State
 from manyformer.nn.positions.step_signal import PositionStepSignal
-from manyformer.nn.residual.residual import Residual
+from manyformer.nn.residual import Residual
 
 
 class UniversalState(NamedTuple):

@@ -8,8 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.nn.convolution.depthwise_convolution import ConvolutionTokens
-from manyformer.nn.convolution.short_convolution import ShortConvolution
+from manyformer.nn.convolution.depthwise_convolution import ConvolutionTokens, ShortConvolution
 from manyformer.nn.core import Context, ContiguousLayout, Layer, LayerOutput, State, TokenPositions
 from manyformer.nn.linear.decay_gates import draw_step_biases
 from manyformer.nn.ops.document_rows import NO_SEGMENT, segment_runs

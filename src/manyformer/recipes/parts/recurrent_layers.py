@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
-from manyformer.nn.convolution.short_convolution import ShortConvolution
+from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.linear import UnitLengthFeatures
 from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
 from manyformer.nn.linear.linear_kernel import LinearKernel

@@ -21,6 +21,18 @@ Transpose = Callable[[Tensor], Tensor]
 BoundJoin = Callable[[Tensor, Tensor], Tensor]
 """A join as a function of the stream and the branch (b, l, d)."""
 
+__all__ = [
+    "AddJoin",
+    "GRUGate",
+    "GatedJoin",
+    "HighwayGate",
+    "InputGate",
+    "OutputGate",
+    "Residual",
+    "ResidualJoin",
+    "SigmoidTanhGate",
+]
+
 
 class ResidualJoin(nn.Module, ABC):
     """Combines the output of a branch with the residual stream."""

@@ -1,15 +1,24 @@
-"""Ctrl-C and SIGTERM: an exception in the main thread at any moment, or a flag for a block that looks between steps."""
+"""What the operating system asks of a process: signals, temporary folders, streams as a shell may leave them.
 
+Ctrl-C and SIGTERM are an exception in the main thread at any moment, or a flag for a block that looks between steps.
+Temporary folders are removed at their end, and those of killed processes at the next start. Standard input and output
+may be closed, unable to show some characters, full, or unread."""
+
+import fcntl
 import os
 import select
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 from manyformer.base.errors import TrainingInterrupted
-from manyformer.base.system.temporary_folders import remove_temporary_folders
 
 STOPPED = 130
 """The exit code of a process that a signal has stopped."""
@@ -123,3 +132,104 @@ def _watch(wakeups: int, stop_signal: StopSignal) -> None:
     remove_temporary_folders()
     os.write(2, b"\nstopped\n")
     os._exit(STOPPED)
+
+
+_PREFIX = ".manyformer-"
+_SUFFIX = ".scratch"
+_folders: set[Path] = set()
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A new folder in the system's folder for temporary files, removed when the block ends.
+
+    Folders that killed processes have left are removed as well: each is locked by the process that uses it, and the
+    lock belongs to the operating system.
+    """
+    # a kill leaves a folder without its lock
+    for abandoned in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*{_SUFFIX}"):
+        _remove_if_unlocked(abandoned)
+    folder, handle = _make_locked_folder()
+    _folders.add(folder)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        _folders.discard(folder)
+        os.close(handle)
+
+
+def remove_temporary_folders() -> None:
+    """Remove the folders of this process, which is about to end without leaving its blocks."""
+    for folder in list(_folders):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_locked_folder() -> tuple[Path, int]:
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX))
+        # another process that begins may take it for one that was left, and remove it before it is open or locked
+        try:
+            handle = os.open(folder, os.O_RDONLY)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if folder.is_dir():
+            return folder, handle
+        os.close(handle)
+
+
+def _remove_if_unlocked(folder: Path) -> None:
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:  # removed in the meantime, or of another user
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except BlockingIOError:
+        pass
+    finally:
+        os.close(handle)
+
+
+def prepare_streams() -> None:
+    """Open what is closed, to the null device, and escape characters that the output cannot show.
+
+    For the start of a process: a file that is opened later would otherwise get the number of a closed stream, and
+    libraries that print would write into it.
+    """
+    for number, mode in enumerate(("r", "w", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDONLY if mode == "r" else os.O_WRONLY)
+            # the lowest free number, which is that of the closed stream
+            assert opened == number
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def shows_all_characters(stream: TextIO) -> bool:
+    """Whether the encoding of a stream has every character."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("_", "-").startswith("utf")
+
+
+def discard(stream: TextIO) -> None:
+    """Send what a stream still holds, and all that follows, to the null device: Python's last flush cannot fail."""
+    with suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
+
+
+def flush_or_discard(stream: TextIO) -> None:
+    """Write what a stream still holds where that can be done; what prevents it was told before."""
+    try:
+        stream.flush()
+    except OSError:
+        discard(stream)

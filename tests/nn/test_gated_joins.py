@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
 from manyformer.nn.decoding.bound_step import bind_join
-from manyformer.nn.residual.residual import GatedJoin, GateName, GRUGate, make_join
+from manyformer.nn.residual import GatedJoin, GateName, GRUGate, make_join
 from perturbing import perturb
 
 DIM = 5

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import AffineTransform, SigmoidTransform, TransformedDistribution, Uniform
 
-from manyformer.nn.ops.logistic_bins import log_level, log_levels
+from manyformer.models.head import log_level, log_levels
 
 WIDE: dict[str, torch.dtype] = {"dtype": torch.float64}
 

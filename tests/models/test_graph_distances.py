@@ -6,9 +6,8 @@ import networkx
 import pytest
 import torch
 
-from manyformer.models.graph_embedding import sort_edges
+from manyformer.models.graph_embedding import graph_distances, mean_along_shortest_paths, sort_edges
 from manyformer.nn.core import GraphEdges
-from manyformer.nn.ops.graph_distances import graph_distances, mean_along_shortest_paths
 
 NODES, ROWS = 9, 3
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manyformer.nn.ops import cpu_caches
-from manyformer.nn.ops.token_mixtures import mix_tokens, squared_relu
+from manyformer.nn.recurrent.rwkv_time_mixing import mix_tokens, squared_relu
 
 WIDTH = 6
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from graph_loops import EDGES, NODES, attention_loop, sorted_edges, sources_of
 from manyformer.nn.core import Context, TokenPositions, contiguous_positions
-from manyformer.nn.graphs.graph_layers import (
+from manyformer.nn.graphs import (
     AdditiveScores,
     DynamicScores,
     GraphAttention,

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from graph_loops import NODES, sorted_edges
-from manyformer.nn.ops.edge_attention import edge_softmax, sum_over_edges
-from manyformer.nn.ops.sparse_features import sparse_product
+from manyformer.models.graph_embedding import sparse_product
+from manyformer.nn.graphs import edge_softmax, sum_over_edges
 
 
 def edge_indices(node: int, targets: Tensor) -> Tensor:

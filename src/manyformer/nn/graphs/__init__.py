@@ -1,1 +1,0 @@
-"""Layers over the edges of graphs."""
