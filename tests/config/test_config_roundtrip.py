@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stand_in_recipes import TASKS, load, signature_of
 
+from manyformer.base.keyword_checks import MAX_KEYWORD
 from manyformer.config import FREE_ON_RESUME, RUN_FILE, RecipeLookup, RunConfig, differences, dump_run, load_run
-from manyformer.config.keyword_checks import MAX_KEYWORD
 
 text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 paths = text | st.sampled_from(

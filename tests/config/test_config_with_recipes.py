@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from manyformer.base.keyword_checks import check_value
 from manyformer.config import RunConfig, dump_run, load_run, shipped_runs
-from manyformer.config.keyword_checks import check_value
 from manyformer.recipes import RECIPES, get_recipe
 from manyformer.training.run_folder import recipe_lookup
 

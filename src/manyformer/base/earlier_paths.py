@@ -52,7 +52,7 @@ MODULES = {
     "manyformer.interop": "manyformer.conversion.hugging_face",
     "manyformer.kernels": "manyformer.nn",
     "manyformer.kernels.features": "manyformer.nn.linear",
-    "manyformer.keyword_checks": "manyformer.config.keyword_checks",
+    "manyformer.keyword_checks": "manyformer.base.keyword_checks",
     "manyformer.length_norms": "manyformer.nn.runtime.length_norms",
     "manyformer.libraries": "manyformer.base.libraries",
     "manyformer.masks": "manyformer.nn.masks",

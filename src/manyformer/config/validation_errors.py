@@ -9,8 +9,8 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from manyformer.base.errors import format_value
+from manyformer.base.keyword_checks import as_json, check_value, choice_error_text
 from manyformer.config.data_sections import DATA_SECTIONS
-from manyformer.config.keyword_checks import as_json, check_value, choice_error_text
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_layers import SettingError, SettingLayer, SettingPath

@@ -33,7 +33,7 @@ from manyformer.base.files.atomic_files import (
 from manyformer.base.files.json_records import Count, DamagedFile, FileRecord, read_json
 from manyformer.base.files.text_tables import printable_line
 from manyformer.base.files.verified_folder import MARK, VerifiedFolder, write_manifest
-from manyformer.config.keyword_checks import as_json
+from manyformer.base.keyword_checks import as_json
 from manyformer.nn.runtime.torch_internals import tensor_norms
 
 GENERATION_FILE = "generation.json"

@@ -23,6 +23,7 @@ from manyformer.base.files.atomic_files import (
 )
 from manyformer.base.files.json_records import read_json
 from manyformer.base.files.json_text import json_text
+from manyformer.base.keyword_checks import as_json
 from manyformer.base.plugins import TASK_GROUP, import_entry_points, import_for_run, plugin_records
 from manyformer.config import (
     RUN_FILE,
@@ -36,7 +37,6 @@ from manyformer.config import (
     dump_run,
     load_run,
 )
-from manyformer.config.keyword_checks import as_json
 from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_spec
 from manyformer.models.tasks.masked_language_modelling import CLASSES, HEAD
 from manyformer.nn.runtime.devices import gpu_name

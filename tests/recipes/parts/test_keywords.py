@@ -15,8 +15,8 @@ from annotated_types import Ge, Gt, Lt
 
 import manyformer as mf
 from manyformer.base.errors import UserError
+from manyformer.base.keyword_checks import check_value
 from manyformer.config import describe_keywords, load_run
-from manyformer.config.keyword_checks import check_value
 from manyformer.models import ModelSpec
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.models.with_early_exit import EarlyExitConfig

@@ -11,7 +11,7 @@ import torch
 from manyformer.base import VERSION
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text
-from manyformer.config.keyword_checks import checked_keywords
+from manyformer.base.keyword_checks import checked_keywords
 from manyformer.conversion.hugging_face.families import ConfigRule, ModelFamily, TensorRule, same
 from manyformer.conversion.hugging_face.hf_folder import MODEL_TYPE, SPEC_FIELD, HFConfig
 from manyformer.data.tokenizers.tokenizer import NativeTokenizer, Tokenizer

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from manyformer.base.errors import UserError, suggest_names
+from manyformer.base.keyword_checks import check_names
 from manyformer.base.system import temporary_folder
 from manyformer.config import TextData, TransferConfig
-from manyformer.config.keyword_checks import check_names
 from manyformer.conversion.surgery.attention_transfer import TransferProgressFn, attention_pairs, transfer_attention
 from manyformer.conversion.surgery.conversion import (
     ConversionOptions,

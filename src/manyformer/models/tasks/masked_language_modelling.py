@@ -11,8 +11,8 @@ from torch import Generator, Tensor
 from typing_extensions import TypeVar
 
 from manyformer.base.errors import UserError
+from manyformer.base.keyword_checks import Default, SharedKeywords
 from manyformer.base.plugins import TASK_GROUP, import_entry_point
-from manyformer.config.keyword_checks import Default, SharedKeywords
 from manyformer.models import EncoderModel, MaskedLM
 from manyformer.models.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
 from manyformer.models.tasks.task import Inputs, Task, likelihood, text_pass, token_scores

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from manyformer.base.errors import UserError
-from manyformer.config.keyword_checks import SharedKeywords
+from manyformer.base.keyword_checks import SharedKeywords
 from manyformer.models import BatchScore, GenerativeModel, Model, ModelOutput
 from manyformer.models.generative_model import NextTokenFn
 from manyformer.models.model import CarriedState

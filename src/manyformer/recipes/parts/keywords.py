@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Unpack, get_args, get_origin, get_ty
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from manyformer.config.keyword_checks import Default as Default
+from manyformer.base.keyword_checks import Default as Default
 from manyformer.nn.residual import GateName
 
 PositiveSize = Annotated[int, Ge(1)]

@@ -14,8 +14,8 @@ from annotated_types import Ge, Lt
 
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.json_records import DamagedFile
+from manyformer.base.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
 from manyformer.base.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-from manyformer.config.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
 from manyformer.models.model import Model
 from manyformer.models.model_files import CONFIG_FILE, ModelSpec, read_spec
 from manyformer.models.tasks import Task
