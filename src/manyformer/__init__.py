@@ -74,7 +74,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'manyformer' has no attribute '{name}'")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+    value = getattr(importlib.import_module(_MODULES[name]), name)
+    # found at once the next time
+    globals()[name] = value
+    return value
 
 
 class _Package(ModuleType):

@@ -29,7 +29,7 @@ from manyformer.data.pipeline.kind import no_log
 from manyformer.data.rollouts import EpisodeBatch
 from manyformer.inference.evaluate.eval_data import TrainedRun, open_run
 from manyformer.models import BatchScore, Model
-from manyformer.models.model import CarriedState
+from manyformer.models.model import CarriedState, eval_mode
 from manyformer.models.model_files import copy_tokenizers, replacement_folder
 from manyformer.nn.attention.attention import MultiHeadLayer
 from manyformer.nn.attention.head_gates import (
@@ -45,7 +45,6 @@ from manyformer.nn.attention.head_gates import (
 )
 from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.exact_shares import round_share
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes import get_recipe
 from manyformer.recipes.parts.registry import REMOVED_HEADS
 from manyformer.training import train

@@ -96,23 +96,12 @@ def record(
     """
     import torch
 
-    from manyformer.base.environments import (
-        check_data_set_name,
-        make_environment,
-        row_seeds,
-        write_data_set,
-        write_trajectories,
-    )
+    from manyformer.base.environments import make_environment, row_seeds, write_data_set, write_trajectories
     from manyformer.data.rollouts import likeliest_actions, sample_actions
     from manyformer.data.rollouts.episode_recording import RandomPolicy, join_trajectories, record_episodes
     from manyformer.inference.evaluate.eval_data import open_policy
 
-    if out is None and minari is None:
-        raise UserError("there is nowhere to write the episodes to: give --out FILE.npz or --minari NAME")
-    if minari is not None:
-        check_data_set_name(minari)
-    if out is not None and out.suffix != ".npz":
-        raise UserError(f"--out {out}: episodes are written as .npz, not as '{out.suffix}'")
+    _check_targets(out, minari)
     for run in runs or ():
         model_folder(run)
     policies = {run: open_policy(run, resolve_device(device)) for run in runs or ()}
@@ -151,6 +140,18 @@ def record(
     if minari is not None:
         write_data_set(minari, recorded, played_environment)
         print_result(f"wrote the local data set {minari}")
+
+
+def _check_targets(out: Path | None, minari: str | None) -> None:
+    """Refuse what cannot be written to before any episode is played. Raises UserError."""
+    from manyformer.base.environments import check_data_set_name
+
+    if out is None and minari is None:
+        raise UserError("there is nowhere to write the episodes to: give --out FILE.npz or --minari NAME")
+    if minari is not None:
+        check_data_set_name(minari)
+    if out is not None and out.suffix != ".npz":
+        raise UserError(f"--out {out}: episodes are written as .npz, not as '{out.suffix}'")
 
 
 def _describe(part: "Trajectories", environment: "VectorEnvironment") -> str:

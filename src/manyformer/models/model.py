@@ -3,7 +3,8 @@
 import functools
 import hashlib
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, final
 
@@ -228,3 +229,18 @@ def weights_fingerprint(model: Model) -> str:
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
         digest.update(weight.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def eval_mode(model: object) -> Iterator[None]:
+    """Put `model` into evaluation mode inside the block and restore its mode afterwards; no effect on other objects."""
+    if not isinstance(model, nn.Module):
+        yield
+        return
+    # only the mode of the whole is restored: parts with a mode of their own keep it by overriding `train`
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -141,16 +141,7 @@ def llama(
     if kernel != "softmax" and score_scale is not None:
         raise UserError(f"score_scale ({score_scale}) is one of softmax; kernel {kernel} has its own")
     width = head_width(dim, heads, head_dim)
-    is_original = rope_length == "original"
-    if rope_scaling != "longrope" and not (rope_divisors is None and is_original):
-        raise UserError(f"rope_divisors and rope_length are those of rope_scaling=longrope, and it is {rope_scaling}")
-    if rope_scaling == "longrope":
-        divisors = read_divisors(rope_divisors)[rope_length]
-        scaling: RotaryScaling | None = LongRoPERotaryScaling(
-            divisors, rope_factor, original_length, is_original=is_original
-        )
-    else:
-        scaling = _rotary_scaling(rope_scaling, rope_factor, original_length)
+    scaling = _rotary_scaling(rope_scaling, rope_factor, original_length, rope_divisors, rope_length)
     rotary = RotaryPosition(width, rotated=rotated_dim, pairs="halves", base=rope_base, scaling=scaling)
 
     # a short reach needs no long waves: Gemma 3 has a smaller base, without scaling, in layers of windows
@@ -241,7 +232,15 @@ def read_divisors(text: str | None) -> dict[str, tuple[float, ...]]:
     return {"original": original, "extended": extended}
 
 
-def _rotary_scaling(kind: str, factor: float, original_length: int) -> RotaryScaling | None:
+def _rotary_scaling(
+    kind: str, factor: float, original_length: int, divisors: str | None, length: str
+) -> RotaryScaling | None:
+    """The scaling that the settings of rotary positions name; None for none. Raises UserError."""
+    is_original = length == "original"
+    if kind == "longrope":
+        return LongRoPERotaryScaling(read_divisors(divisors)[length], factor, original_length, is_original=is_original)
+    if divisors is not None or not is_original:
+        raise UserError(f"rope_divisors and rope_length are those of rope_scaling=longrope, and it is {kind}")
     if kind == "linear":
         return LinearRotaryScaling(factor)
     if kind == "ntk":

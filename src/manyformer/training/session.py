@@ -24,7 +24,14 @@ from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.devices import OutOfMemory, report_out_of_memory, use_device
 from manyformer.nn.runtime.training_hooks import uses_neighbours
 from manyformer.recipes import get_recipe
-from manyformer.training.ahead_feed import AheadFeed, DeviceCopies, PreparedBatch, batches_ahead, pass_reader
+from manyformer.training.ahead_feed import (
+    AheadFeed,
+    DeviceCopies,
+    PassReader,
+    PreparedBatch,
+    batches_ahead,
+    pass_reader,
+)
 from manyformer.training.build_model import (
     adapt_model,
     build_model,
@@ -162,50 +169,21 @@ class TrainingSession:
         if checkpoint is None and run.init_from is not None:
             # refused now, because data may take long to prepare
             read_spec(model_folder(run.init_from))
-        with process_group.raise_together():
-            if process_group.is_main_process:
-                state = None
-                if checkpoint is not None:
-                    state = checkpoint.state.train_state
-                write_run_file(out, run, state=state, log=self._log)
-                write_environment(out, device, has_checkpoint=checkpoint is not None, log=self._log)
+        self._write_settings(checkpoint, device)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         # the main process writes the prepared data, which the others then read
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
             self.data = open_data(run, out, self._log)
-        seed_everything(run.seed)
-        # the seed decides the weights, whatever the preparation of the data has drawn
-        self.model = build_model(run, self.data, device)
-        if checkpoint is None:
-            self._init_weights(run.init_from)
-        # the weights are those of the checkpoint, but no checkpoint holds how texts begin and end
-        elif (out / GENERATION_FILE).is_file():
-            self.model.generation = GenerationSettings.read(out / GENERATION_FILE)
-        adapt_model(self.model, run)
-        loss = run.loss
-        if loss.gate_penalty is not None:
-            attach_gates(self.model, penalty=loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
+        self._make_model(checkpoint, device)
         # before the model may be divided into shards
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
         self.engine = make_engine(run, self.model, self.data.train, device, strategy)
         if process_group.rank:
             # equal weights, but different dropout in each process
             seed_everything(run.seed + 7919 * process_group.rank)
-        rows = strategy.data_group
-        valid = self.data.valid
-        if rows.size != 1:
-            # each process scores its rows, and their sums are added
-            valid = valid.shard(rows.rank, rows.size)
         self._ahead = batches_ahead(run.batch.ahead, self.data.train, self.engine.device)
         self._copies = DeviceCopies(self.engine.device)
-        self.validator = Validator(
-            self.engine.scorer,
-            valid,
-            run.evaluate,
-            process_group,
-            task=self.task,
-            read=pass_reader(self._ahead, self._prepare_batch) if self._ahead else plain_pass,
-        )
+        self.validator = self._make_validator(strategy.data_group)
         self.loop = self._make_loop(checkpoint, stop_signal)
         # before a checkpoint is read, whose notes come after what the run is
         self._report_started(device)
@@ -215,6 +193,42 @@ class TrainingSession:
 
     def _log(self, text: str) -> None:
         self.on_event(TrainingNote(text))
+
+    def _write_settings(self, checkpoint: Checkpoint | None, device: torch.device) -> None:
+        """Write what the run is and where it runs, by the main process alone."""
+        with self.process_group.raise_together():
+            if self.process_group.is_main_process:
+                state = None
+                if checkpoint is not None:
+                    state = checkpoint.state.train_state
+                write_run_file(self.out, self.run, state=state, log=self._log)
+                write_environment(self.out, device, has_checkpoint=checkpoint is not None, log=self._log)
+
+    def _make_model(self, checkpoint: Checkpoint | None, device: torch.device) -> None:
+        """Build the model as it is trained; without a checkpoint, which has the weights, also with its first ones."""
+        # the seed decides the weights, whatever the preparation of the data has drawn
+        seed_everything(self.run.seed)
+        self.model = build_model(self.run, self.data, device)
+        if checkpoint is None:
+            self._init_weights(self.run.init_from)
+        # the weights are those of the checkpoint, but no checkpoint holds how texts begin and end
+        elif (self.out / GENERATION_FILE).is_file():
+            self.model.generation = GenerationSettings.read(self.out / GENERATION_FILE)
+        adapt_model(self.model, self.run)
+        loss = self.run.loss
+        if loss.gate_penalty is not None:
+            attach_gates(self.model, penalty=loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
+
+    def _make_validator(self, rows: ProcessGroup) -> Validator:
+        """The scoring of held-out data, of which each process of `rows` reads its share."""
+        valid = self.data.valid
+        if rows.size != 1:
+            # each process scores its rows, and their sums are added
+            valid = valid.shard(rows.rank, rows.size)
+        read: PassReader = plain_pass
+        if self._ahead:
+            read = pass_reader(self._ahead, self._prepare_batch)
+        return Validator(self.engine.scorer, valid, self.run.evaluate, self.process_group, task=self.task, read=read)
 
     def _init_weights(self, source: str | None) -> None:
         if source is None:

@@ -20,7 +20,7 @@ from manyformer.base.errors import UserError
 from manyformer.conversion.hugging_face import export_model, import_model
 from manyformer.conversion.hugging_face.families import family_of_type, model_types
 from manyformer.conversion.hugging_face.hf_folder import HFConfig
-from manyformer.conversion.hugging_face.text_settings import read_text_settings
+from manyformer.conversion.hugging_face.model_import import read_text_settings
 
 WEIGHTS, CONFIG, INDEX = "model.safetensors", "config.json", "model.safetensors.index.json"
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 48}

@@ -20,13 +20,12 @@ from manyformer.inference.generate import SourceBatch, answer_sources
 from manyformer.inference.generate.protocol import TokenizerProtocol
 from manyformer.models import Model
 from manyformer.models.frame_embedding import FrameEmbedding
-from manyformer.models.model import model_name
+from manyformer.models.model import eval_mode, model_name
 from manyformer.models.tasks import EncodedText, TextPass
 from manyformer.models.tasks.translation import decoder_pass
 from manyformer.nn.attention.head_gates import part_name
 from manyformer.nn.core import AxisKind
 from manyformer.nn.kernels.kernel import ReportedWeights, WeightReports
-from manyformer.nn.runtime.training_hooks import eval_mode
 
 NEIGHBOUR_CONTEXT = 3
 """The number of tokens before a token that was looked up, which are shown with it."""

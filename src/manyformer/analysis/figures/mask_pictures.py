@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from manyformer.base.errors import UserError
 from manyformer.base.files.figures import check_picture, panels, write_picture
 from manyformer.models import Model
+from manyformer.models.model import eval_mode
 from manyformer.models.tasks import Inputs
 from manyformer.nn.core import ContiguousLayout, PrefixedLayout
 from manyformer.nn.kernels.kernel import named_kernels
 from manyformer.nn.masks import Mask
 from manyformer.nn.ops.static_layout import materialize
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes.parts.registry import task_of
 
 MAX_CELLS = 64

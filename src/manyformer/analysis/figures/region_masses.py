@@ -10,12 +10,11 @@ from torch import Tensor, nn
 from manyformer.base.errors import UserError
 from manyformer.data import HeldOutBatches
 from manyformer.models import Model
-from manyformer.models.model import CarriedState
+from manyformer.models.model import CarriedState, eval_mode
 from manyformer.nn.batches import CausalLMBatch, to_device
 from manyformer.nn.core import PADDING_SEGMENT, WeightAxes
 from manyformer.nn.kernels.kernel import WeightReports
 from manyformer.nn.ops.softmax_attention import region_shares
-from manyformer.nn.runtime.training_hooks import eval_mode
 
 DEFAULT_REGIONS = ("memory", "segment")
 

@@ -16,12 +16,11 @@ from manyformer.inference.generate import translate
 from manyformer.inference.generate.generate import read_write_tokenizers
 from manyformer.inference.generate.protocol import TokenizerProtocol
 from manyformer.models import Model
-from manyformer.models.model import model_name
+from manyformer.models.model import eval_mode, model_name
 from manyformer.models.tasks import EncodedText, TextPass
 from manyformer.nn.attention.head_gates import part_name
 from manyformer.nn.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
 from manyformer.nn.core import Layer
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.nn.softmax.adaptive_span_kernel import AdaptiveSpanKernel, named_span_kernels
 from manyformer.recipes.parts.registry import task_of
 

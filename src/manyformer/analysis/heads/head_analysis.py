@@ -28,9 +28,8 @@ from manyformer.base.errors import UserError
 from manyformer.base.files.figures import check_picture, panels, write_picture
 from manyformer.base.files.json_records import FileRecord
 from manyformer.models import Model
-from manyformer.models.model import model_name
+from manyformer.models.model import eval_mode, model_name
 from manyformer.models.tasks import EncodedText, TextPass
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes.parts.registry import task_of
 
 POSITIONAL_SHARE = 0.9

@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
 from manyformer.models import Model
-from manyformer.models.model import CarriedState, model_name
+from manyformer.models.model import CarriedState, eval_mode, model_name
 from manyformer.nn.attention.head_gates import attention_heads, gated_heads
 from manyformer.nn.batches import Batch, to_device
-from manyformer.nn.runtime.training_hooks import eval_mode
 
 HeadValues = dict[str, Float[Tensor, " h"]]
 """A number for each head of each layer with heads, by the names of `attention_heads`."""

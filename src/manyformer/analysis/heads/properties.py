@@ -13,13 +13,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.models import Model
+from manyformer.models.model import eval_mode
 from manyformer.models.tasks import Inputs
 from manyformer.nn.attention.attention import Attention, named_attention
 from manyformer.nn.attention.head_gates import part_name
 from manyformer.nn.core import tree_map
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.nn.runtime.devices import float64_device
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes.parts.registry import task_of
 
 ROUNDING = 1e-6

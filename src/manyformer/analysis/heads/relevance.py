@@ -16,14 +16,13 @@ from manyformer.analysis.heads.relevance_tape import EPSILON, MAX_IMPACTS, Relev
 from manyformer.base.errors import UserError
 from manyformer.models import Model
 from manyformer.models.embedding import SourceEmbedding
-from manyformer.models.model import model_name
+from manyformer.models.model import eval_mode, model_name
 from manyformer.models.tasks import Inputs
 from manyformer.nn.attention.attention import MultiHeadLayer
 from manyformer.nn.attention.head_gates import attention_heads
 from manyformer.nn.core import LayerOutput, TokenPositions, no_watch
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.nn.positions import RotaryPosition
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.parts.registry import task_of
 

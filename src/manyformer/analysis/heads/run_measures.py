@@ -24,10 +24,9 @@ from manyformer.data.text.treebank import TreebankSentence, WordTokens, open_tre
 from manyformer.inference.evaluate.eval_data import TrainedRun, task_of_run
 from manyformer.inference.evaluate.evaluate import score_model
 from manyformer.models import Model
-from manyformer.models.model import CarriedState
+from manyformer.models.model import CarriedState, eval_mode
 from manyformer.models.tasks import EncodedText, Inputs
 from manyformer.nn.batches import Batch
-from manyformer.nn.runtime.training_hooks import eval_mode
 
 LOSS = "loss"
 """The mean loss per target in nats, as a score of ablation."""

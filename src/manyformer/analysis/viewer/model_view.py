@@ -34,14 +34,13 @@ from manyformer.data.tokenizers.pixel_tokenizer import PixelTokenizer
 from manyformer.inference.datastore.inspect_prompt import CONTEXT_TOKENS
 from manyformer.inference.datastore.knn_head import KNNHead, neighbour_weights
 from manyformer.models import Model, ModelOutput
-from manyformer.models.model import model_name
+from manyformer.models.model import eval_mode, model_name
 from manyformer.models.tasks import Inputs, Task, TextPass
 from manyformer.models.tasks.requests import TaskTokenizers
 from manyformer.nn.attention.head_gates import attention_heads, part_name
 from manyformer.nn.batches import Batch
 from manyformer.nn.core import WatchFn, no_watch
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes.parts.registry import RECIPES, task_of
 
 MAX_TOKENS = 2048

@@ -26,9 +26,9 @@ from manyformer.inference.generate import translate
 from manyformer.inference.generate.generate import read_write_tokenizers
 from manyformer.inference.generate.protocol import TokenizerProtocol, TranslatesText
 from manyformer.models import Model
+from manyformer.models.model import eval_mode
 from manyformer.nn.attention.head_gates import attention_heads, gated_heads
 from manyformer.nn.core import no_watch
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes.parts.registry import task_of
 
 ADDRESS = "127.0.0.1"

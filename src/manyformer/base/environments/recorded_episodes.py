@@ -72,7 +72,6 @@ def write_data_set(name: str, trajectories: Trajectories, environment: VectorEnv
     check_data_set_name(name)
     import minari
     from gymnasium.spaces import Box, Discrete, Space
-    from minari.data_collector import EpisodeBuffer
 
     space = environment.observations
     actions = environment.actions
@@ -82,6 +81,22 @@ def write_data_set(name: str, trajectories: Trajectories, environment: VectorEnv
     action_space: Space[Any] = Discrete(actions.size)
     if isinstance(actions, BoxActions):
         action_space = Box(np.array(actions.low, np.float32), np.array(actions.high, np.float32), dtype=np.float32)
+    with warnings.catch_warnings():
+        # authors, links and scores of an expert are not known
+        warnings.simplefilter("ignore")
+        minari.create_dataset_from_buffers(
+            name,
+            _episode_buffers(trajectories),
+            observation_space=observation_space,
+            action_space=action_space,
+            description=f"episodes of {environment.name}, recorded by manyformer",
+        )
+
+
+def _episode_buffers(trajectories: Trajectories) -> list[Any]:
+    """Each episode as Minari takes it."""
+    from minari.data_collector import EpisodeBuffer
+
     buffers = []
     starts = np.cumsum(trajectories.lengths) - trajectories.lengths
     for number, (start, length) in enumerate(zip(starts, trajectories.lengths, strict=True)):
@@ -101,13 +116,4 @@ def write_data_set(name: str, trajectories: Trajectories, environment: VectorEnv
                 truncations=truncations,
             )
         )
-    with warnings.catch_warnings():
-        # authors, links and scores of an expert are not known
-        warnings.simplefilter("ignore")
-        minari.create_dataset_from_buffers(
-            name,
-            buffers,
-            observation_space=observation_space,
-            action_space=action_space,
-            description=f"episodes of {environment.name}, recorded by manyformer",
-        )
+    return buffers

@@ -118,11 +118,7 @@ def export_model(
     config: Keywords = {**special_tokens, **parts.config, **starts, "dtype": dtype}
     tensors = {name: _converted(name, tensor, dtype) for name, tensor in parts.tensors.items()}
     with replacement_folder(Path(folder)) as draft:
-        _write_json(draft / CONFIG, config)
-        with atomic_path(draft / WEIGHTS) as file:
-            save_file(tensors, str(file), metadata={"format": "pt"})
-        for name, content in parts.other_files.items():
-            _write_json(draft / name, content)
+        _write_model(draft, config, tensors, parts.other_files)
         if reason is not None:
             write_loader(draft)
         if generation:
@@ -138,6 +134,14 @@ def export_model(
     return ExportReport(
         config["architectures"][0], kind.auto_class, reason, parameters, len(parts.tensors), tokenizer_reason
     )
+
+
+def _write_model(folder: Path, config: Keywords, tensors: dict[str, Tensor], other_files: Mapping[str, Any]) -> None:
+    _write_json(folder / CONFIG, config)
+    with atomic_path(folder / WEIGHTS) as file:
+        save_file(tensors, str(file), metadata={"format": "pt"})
+    for name, content in other_files.items():
+        _write_json(folder / name, content)
 
 
 def _converted(name: str, tensor: Tensor, dtype: str) -> Tensor:

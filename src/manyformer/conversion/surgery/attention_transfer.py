@@ -13,12 +13,11 @@ from manyformer.base.errors import UserError
 from manyformer.config.training_sections import TransferConfig
 from manyformer.conversion.surgery.conversion import LayerTransfer, ModelPair
 from manyformer.conversion.surgery.weight_transfer import is_of_new_kernel
-from manyformer.models.model import Model
+from manyformer.models.model import Model, eval_mode
 from manyformer.nn.attention.attention import Attention, named_attention
 from manyformer.nn.batches import Batch, to_device
 from manyformer.nn.core import PADDING_SEGMENT, Context, ValueRecorder
 from manyformer.nn.linear import FeatureMap
-from manyformer.nn.runtime.training_hooks import eval_mode
 
 SCORED_BATCHES = 2
 """The number of batches, the first ones, on which each layer is compared before and after."""

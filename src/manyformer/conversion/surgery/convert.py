@@ -32,9 +32,8 @@ from manyformer.conversion.surgery.recipe_conversions import ANY_RECIPE, CONVERS
 from manyformer.conversion.surgery.weight_transfer import describe_changes, transfer_weights
 from manyformer.data import Tokenizer, TokenizerPair, open_file
 from manyformer.data.pipeline.kind import OpenRequest
-from manyformer.models.model import Model
+from manyformer.models.model import Model, eval_mode
 from manyformer.nn.batches import Batch
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes.parts.registry import SHARED_QK_DIM, build, get_recipe, task_of
 
 COMPARED_TOKENS = 32

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel, Model
 from manyformer.models.generative_model import as_language_model
-from manyformer.models.model import CarriedState, model_name
+from manyformer.models.model import CarriedState, eval_mode, model_name
 from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch, to_device
 from manyformer.nn.core import Context, Layer, LayerOutput, State, ValueRecorder
 from manyformer.nn.feed_forward.feedforward import FeedForward, GatedFeedForward
-from manyformer.nn.runtime.training_hooks import eval_mode
 
 KeyLayer = Literal["feed-forward", "final"]
 """The keys: inputs of the last feed-forward layer, the best choice of Khandelwal et al. 2020 (section 5), or of the

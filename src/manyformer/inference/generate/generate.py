@@ -25,9 +25,9 @@ from manyformer.inference.generate.prompts import (
 from manyformer.inference.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText
 from manyformer.inference.generate.result import GenerationResult, GenerationStats, Hypothesis, StreamPiece
 from manyformer.inference.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
+from manyformer.models.model import eval_mode
 from manyformer.models.model_files import ModelSpec
 from manyformer.nn.runtime.devices import report_missing_operator, report_out_of_memory
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes.parts.registry import card_of
 
 TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]

@@ -158,11 +158,7 @@ class Attention(MultiHeadLayer):
             raise ValueError(f"heads ({heads}) must be a multiple of kv_heads ({kv_heads})")
         self.position = NoPosition() if position is None else position
         check_position(self.position, kernel)
-        if kernel.tied_qk and (source is not None or kv_heads != heads):
-            raise ValueError(
-                f"{type(kernel).__name__} uses keys as queries, so it needs self-attention (no source) with as many "
-                f"kv_heads ({kv_heads}) as heads ({heads})"
-            )
+        check_tied_kernel(kernel, kv_heads, heads, uses_own_source=source is None)
         self.kernel = kernel
         self.source = default_source(kernel) if source is None else source
         self.key_origin = self.source.key_origin
@@ -387,6 +383,15 @@ def check_position(position: Position, kernel: Kernel) -> None:
     if position.needs_every_key and kernel.cache_mask != Causal():
         reason = f"which compares a query with every earlier token: only a softmax with the mask {Causal()!r} does"
         raise ValueError(f"{conflict} {encoding}, {reason}")
+
+
+def check_tied_kernel(kernel: Kernel, kv_heads: int, heads: int, *, uses_own_source: bool) -> None:
+    """Raise ValueError for a kernel whose queries are its keys where there are other keys, or fewer of them."""
+    if kernel.tied_qk and (not uses_own_source or kv_heads != heads):
+        raise ValueError(
+            f"{type(kernel).__name__} uses keys as queries, so it needs self-attention (no source) with as many "
+            f"kv_heads ({kv_heads}) as heads ({heads})"
+        )
 
 
 def check_key_heads(kernel: Kernel, key_heads: int, kv_heads: int, heads: int) -> None:

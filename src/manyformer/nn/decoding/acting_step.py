@@ -142,29 +142,34 @@ AttendMemory = Callable[[Tensor, TokenPositions, RememberedInputs | ActingMemory
 """From tokens (b, 1, d), their positions and the memory to the outputs of all heads (b, h f) and the next memory."""
 
 
+def _can_bind(layer: Attention, source: SegmentMemorySource, kernel: SoftmaxKernel) -> bool:
+    """Whether a layer has only what its bound step knows: equal heads, a plain mask, no gates, no hooks."""
+    heads, width, value_width = layer.kv_shape
+    if not source.keeps_inputs or kernel.mask not in (Causal(), Window(source.size + 1)):
+        return False
+    # one buffer holds keys and values of all heads, which must therefore be alike
+    if layer.q_proj is None or not layer.heads == heads == layer.key_heads or value_width != width:
+        return False
+    others = layer.head_gates, layer.short_convolution, layer.output_stage
+    modules = layer.pre_norm, layer.q_proj, layer.kv_proj, layer.out_proj, layer.position
+    return all(part is None for part in others) and not any(has_hooks(part) for part in modules if part is not None)
+
+
 def _bind_attention(layer: Attention) -> AttendMemory | None:
     source = layer.source
     kernel = layer.kernel
-    position = layer.position
     if not isinstance(source, SegmentMemorySource) or not isinstance(kernel, SoftmaxKernel) or kernel.path != "auto":
         return None
+    if not _can_bind(layer, source, kernel):
+        return None
     size = source.size
-    heads, width, value_width = layer.kv_shape
-    if not source.keeps_inputs or kernel.mask not in (Causal(), Window(size + 1)):
-        return None
-    # one buffer holds keys and values of all heads, which must therefore be alike
-    if layer.q_proj is None or not layer.heads == heads == layer.key_heads or value_width != width:
-        return None
-    others = layer.head_gates, layer.short_convolution, layer.output_stage
-    modules = layer.pre_norm, layer.q_proj, layer.kv_proj, layer.out_proj, position
-    if any(part is not None for part in others) or any(has_hooks(part) for part in modules if part is not None):
-        return None
+    heads, width, _ = layer.kv_shape
     scale = kernel.score_scale(width)
     project_kv = layer.project_kv
     norm = layer.pre_norm
     # the vectors of all distances that occur: the memory's length and less
-    terms = position.distance_terms(size, 0)
-    content_bias = position.query_vector
+    terms = layer.position.distance_terms(size, 0)
+    content_bias = layer.position.query_vector
     if terms is None or content_bias is None:
         return None
     if terms.keys is None or terms.query_bias is None or not (terms.bias is terms.values is None):

@@ -105,47 +105,80 @@ def chunked(
     if decay is not None:
         decays = _split_chunks(decay, chunk)
     runs = None if run is None else _split_runs(run, chunk)
+    parts = _Chunks(queries, keys, values, decays, runs, is_exact)
     if strength is not None:
-        b = _split_chunks(strength[..., None], chunk)
-        chunks = decayed_chunks([queries, b * keys], [keys], decays, runs, is_exact=is_exact)
-        rows, readers = chunks.rows
-        entered, entered_readers = chunks.entered
-        (columns,) = chunks.columns
-        # I + A with A_ij = b_i (k_i . k_j) decays: how each token's correction depends on those before it in the chunk
-        system = chunks.system(readers, columns)
-        query_pairs = chunks.pairs(rows, columns)
-        left = chunks.leave(columns)
-        retention = chunks.retention
-        terms = CorrectedChunks(system, b * values, -entered_readers, query_pairs, entered, left, retention)
-        y, memory = compose_corrected_chunks(terms, memory)
+        y, memory = _chunked_delta(parts, _split_chunks(strength[..., None], chunk), memory)
     elif removal is not None:
         w, u = (_split_chunks(x, chunk) for x in removal)
-        chunks = decayed_chunks([queries], [keys, u], decays, runs, is_exact=is_exact, early_readers=[w])
-        entered, entered_readers = chunks.entered
-        columns, removed = chunks.columns
-        blocks = chunks.pair_blocks()
-        terms = CorrectedChunks(
-            blocks.system,
-            blocks.readers_of_keys @ values,
-            entered_readers,
-            blocks.queries_of_removals,
-            entered,
-            chunks.remove(removed),
-            chunks.retention,
-            chunks.leave(columns).mT @ values,
-        )
-        y, memory = compose_corrected_chunks(terms, memory)
-        # what the tokens of the chunk add themselves; `compose_corrected_chunks` knows the memory and the removals
-        y = y + blocks.queries_of_keys @ values
+        y, memory = _chunked_general(parts, w, u, memory)
     else:
-        chunks = decayed_chunks([queries], [keys], decays, runs, is_exact=is_exact)
-        (rows,) = chunks.rows
-        (entered,) = chunks.entered
-        (columns,) = chunks.columns
-        # without corrections a chunk's contribution does not depend on the memory before it: one sum over chunks
-        memories, memory = _compose(chunks.leave(columns).mT @ values, chunks.retention, memory)
-        y = chunks.pairs(rows, columns) @ values + entered @ memories
+        y, memory = _chunked_decay(parts, memory)
     return RecurrenceResult(y.flatten(2, 3)[:, :, :length], memory)
+
+
+class _Chunks(NamedTuple):
+    """Queries, keys, values, log decays and documents of all chunks; `is_exact` says how decays are multiplied."""
+
+    queries: Float[Tensor, "b h n c r"]
+    keys: Float[Tensor, "b h n c r"]
+    values: Float[Tensor, "b h n c f"]
+    decays: Float[Tensor, "b h n c #r"] | None
+    runs: Int[Tensor, "b 1 n c"] | None
+    is_exact: bool
+
+
+def _chunked_delta(parts: _Chunks, strength: Float[Tensor, "b h n c 1"], memory: Tensor) -> tuple[Tensor, Tensor]:
+    """The delta rule: each token writes the difference of its value from what the memory has for its key."""
+    readers_of_keys = strength * parts.keys
+    chunks = decayed_chunks(
+        [parts.queries, readers_of_keys], [parts.keys], parts.decays, parts.runs, is_exact=parts.is_exact
+    )
+    rows, readers = chunks.rows
+    entered, entered_readers = chunks.entered
+    (columns,) = chunks.columns
+    # I + A with A_ij = b_i (k_i . k_j) decays: how each token's correction depends on those before it in the chunk
+    system = chunks.system(readers, columns)
+    query_pairs = chunks.pairs(rows, columns)
+    left = chunks.leave(columns)
+    retention = chunks.retention
+    terms = CorrectedChunks(system, strength * parts.values, -entered_readers, query_pairs, entered, left, retention)
+    return compose_corrected_chunks(terms, memory)
+
+
+def _chunked_general(
+    parts: _Chunks, w: Float[Tensor, "b h n c r"], u: Float[Tensor, "b h n c r"], memory: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The general form: what `w` reads in the memory is removed along `u`."""
+    chunks = decayed_chunks(
+        [parts.queries], [parts.keys, u], parts.decays, parts.runs, is_exact=parts.is_exact, early_readers=[w]
+    )
+    entered, entered_readers = chunks.entered
+    columns, removed = chunks.columns
+    blocks = chunks.pair_blocks()
+    terms = CorrectedChunks(
+        blocks.system,
+        blocks.readers_of_keys @ parts.values,
+        entered_readers,
+        blocks.queries_of_removals,
+        entered,
+        chunks.remove(removed),
+        chunks.retention,
+        chunks.leave(columns).mT @ parts.values,
+    )
+    y, memory = compose_corrected_chunks(terms, memory)
+    # what the tokens of the chunk add themselves; `compose_corrected_chunks` knows the memory and the removals
+    return y + blocks.queries_of_keys @ parts.values, memory
+
+
+def _chunked_decay(parts: _Chunks, memory: Tensor) -> tuple[Tensor, Tensor]:
+    """Decays alone: without corrections a chunk's contribution does not depend on the memory before it."""
+    chunks = decayed_chunks([parts.queries], [parts.keys], parts.decays, parts.runs, is_exact=parts.is_exact)
+    (rows,) = chunks.rows
+    (entered,) = chunks.entered
+    (columns,) = chunks.columns
+    # one sum over chunks
+    memories, memory = _compose(chunks.leave(columns).mT @ parts.values, chunks.retention, memory)
+    return chunks.pairs(rows, columns) @ parts.values + entered @ memories, memory
 
 
 def zero_memory(k: Tensor, v: Tensor) -> Float[Tensor, "b h r f"]:

@@ -1,8 +1,6 @@
 """Interfaces between the modules of a model and the training loop: updates, progress, checkpoints of other models."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -113,18 +111,3 @@ def set_training_progress(model: nn.Module, fraction: float) -> None:
     for module in model.modules():
         if isinstance(module, TracksProgress):
             module.set_progress(fraction)
-
-
-@contextmanager
-def eval_mode(model: object) -> Iterator[None]:
-    """Put `model` into evaluation mode inside the block and restore its mode afterwards; no effect on other objects."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    # only the mode of the whole is restored: parts with a mode of their own keep it by overriding `train`
-    training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(training)

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from manyformer.models import Model
+from manyformer.models.model import eval_mode
 from manyformer.models.tasks import Inputs, Task
 from manyformer.nn.core import State, state_bytes
 from manyformer.nn.runtime.costs import count_flops
-from manyformer.nn.runtime.training_hooks import eval_mode
 from manyformer.recipes import RECIPES, build
 from manyformer.recipes.parts.registry import task_of
 
