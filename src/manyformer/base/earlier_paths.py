@@ -91,6 +91,10 @@ MODULES = {
 """Modules and packages by their earlier path; what was in a package of that name is in the new one."""
 
 NAMES: dict[str, dict[str, str]] = {
+    "manyformer.check.tiny_models": {
+        "build_tiny": "manyformer.analysis.contracts.subject",
+        "tiny_keywords": "manyformer.analysis.contracts.subject",
+    },
     "manyformer.data.tokenizer_kinds": {
         "train_tokenizer": "manyformer.data.tokenizers.saved_tokenizers",
     },
