@@ -9,10 +9,11 @@ from pathlib import Path
 import manyformer
 
 ROOT = Path(manyformer.__file__).parent
-LETTER, LINE, WIDTH = 6.7, 16, 1000
-BOX_WIDTH, TABLE_LEFT, CELL = 660, 694, 28
+LETTER, LINE = 6.7, 16
+BOX_WIDTH, TABLE_LEFT, CELL = 510, 530, 24
 GAP = "\u00a0\u00a0 "
-MOST_FILES = 25
+MOST_FILES = 5
+"""The files of a wing with rooms that are named, besides these; more are counted."""
 OPEN_WING = "nn"
 """The wing whose rooms are drawn in their order, too."""
 
@@ -61,7 +62,7 @@ def draw() -> str:
             shapes.append(_cell(wing, other, graph[wing], TABLE_LEFT + column * CELL, top, height))
         top += height + 6
     head = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 4} {top:.0f}" role="img" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {TABLE_LEFT + CELL * len(wings)} {top:.0f}" role="img" '
         'aria-label="Wings of manyformer with their rooms; a dot says that the wing of the row imports that of the '
         'column" font-family="monospace" font-size="11">'
     )

@@ -133,7 +133,7 @@ def test_runs_and_links_exist(page: Path) -> None:
         assert is_added or name in {words[0] for words in COMMANDS}, f"`manyformer {name}`"
     for name in re.findall(r"manyformer (?:train|runs copy|runs show) ([a-z]+/[a-z0-9-]+)", text):
         assert name in shipped_runs(), name
-    for link in re.findall(r"\]\(([^)#:]+)\)", text):
+    for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         target = (page.parent / link).resolve()
         assert target.exists() or target in BUILT, link
 

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -15,21 +16,29 @@ PAGE = Path(__file__).parents[1] / "docs/architecture.md"
 SETTINGS = ("data.path=book.txt", "data.length=64", "batch.tokens=256", "dim=32", "depth=1", "heads=2")
 
 
-def documented_way(heading: str) -> list[tuple[str, str]]:
-    """The files and functions of a drawn chain."""
-    drawn = PAGE.read_text().split(f"\n## {heading}\n")[1].split("```")[1]
-    way = re.findall(r"^[ │├└]*([a-z_/]+\.py) +([\w.]+)", drawn, re.MULTILINE)
-    assert len(way) == len(drawn.strip().splitlines()) - 1, "a line of the chain has no file and function"
-    return way
+Place = tuple[str, str]
+"""A file of the package and a function in it."""
 
 
-def functions_entered(job: Callable[[], object]) -> list[tuple[str, str]]:
-    """The functions of the package that a job enters, each once, in the order of the first time."""
-    entered: dict[CodeType, None] = {}
+def documented_way(heading: str) -> list[tuple[int, Place]]:
+    """The files and functions of a drawn chain, each with how far to the right it stands."""
+    drawn = PAGE.read_text().split(f"\n## {heading}\n")[1].split("```")[1].removeprefix("text\n")
+    way = re.findall(r"^([ │├└]*)([a-z_/]+\.py) +([\w.]+)", drawn, re.MULTILINE)
+    assert len(way) == len(drawn.splitlines()), "a line of the chain has no file and function"
+    return [(len(indent), (file, function)) for indent, file, function in way]
+
+
+def place_of(code: CodeType) -> Place:
+    return code.co_filename.removeprefix(f"{PACKAGE}/"), code.co_qualname.replace(".<locals>", "")
+
+
+def functions_entered(job: Callable[[], object]) -> dict[Place, list[Place]]:
+    """The functions that a job enters, in the order of the first time, each with those that were running then."""
+    entered: dict[CodeType, list[CodeType]] = {}
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        if event == "call":
-            entered.setdefault(frame.f_code)
+        if event == "call" and frame.f_code not in entered:
+            entered[frame.f_code] = [running.f_code for running, _ in traceback.walk_stack(frame.f_back)]
 
     earlier = sys.getprofile()
     sys.setprofile(note)
@@ -37,11 +46,10 @@ def functions_entered(job: Callable[[], object]) -> list[tuple[str, str]]:
         job()
     finally:
         sys.setprofile(earlier)
-    codes = [code for code in entered if code.co_filename.startswith(f"{PACKAGE}/")]
-    places = [
-        (code.co_filename.removeprefix(f"{PACKAGE}/"), code.co_qualname.replace(".<locals>", "")) for code in codes
-    ]
-    return list(dict.fromkeys(places))
+    places: dict[Place, list[Place]] = {}
+    for code, running in entered.items():
+        places.setdefault(place_of(code), [place_of(caller) for caller in running])
+    return places
 
 
 @pytest.fixture
@@ -58,5 +66,11 @@ def test_a_batch_and_a_prompt_go_the_ways_that_the_page_draws(run: Callable[[], 
     for heading, job in jobs.items():
         way = documented_way(heading)
         entered = functions_entered(job)
-        assert [place for place in way if place not in entered] == [], heading
-        assert sorted(way, key=entered.index) == way, heading
+        order = list(entered)
+        assert [place for _, place in way if place not in entered] == [], heading
+        assert [place for _, place in sorted(way, key=lambda step: order.index(step[1]))] == [step[1] for step in way]
+        callers: list[tuple[int, Place]] = []
+        for indent, place in way:
+            callers = [(further, caller) for further, caller in callers if further < indent]
+            assert not callers or callers[-1][1] in entered[place], f"{callers[-1][1]} does not call {place}"
+            callers.append((indent, place))
