@@ -52,6 +52,8 @@ html_title = f"manyformer {VERSION}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
+# nothing stands beside it in the navigation, and its drawings are wide
+html_sidebars = {"architecture": []}
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "show_toc_level": 2,

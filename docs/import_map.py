@@ -1,31 +1,41 @@
-"""Draw the parts of the package and which of them import which, from the import statements."""
+"""Draw the house from the import statements: the wings with their rooms, what each imports, and the rooms of `nn`."""
 
 import ast
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from html import escape
 from pathlib import Path
 
 import manyformer
 
 ROOT = Path(manyformer.__file__).parent
-BOX_HEIGHT, ROW_HEIGHT, LETTER, WIDTH = 24, 58, 7, 1000
+LETTER, LINE = 6.7, 16
+BOX_WIDTH, TABLE_LEFT, CELL = 510, 530, 24
+GAP = "\u00a0\u00a0 "
+MOST_FILES = 5
+"""The files of a wing with rooms that are named, besides these; more are counted."""
+OPEN_WING = "nn"
+"""The wing whose rooms are drawn in their order, too."""
+
+Graph = dict[str, set[str]]
 
 
-def import_graph() -> dict[str, set[str]]:
-    """The other parts (files and folders of the package) that each part imports."""
-    graph: dict[str, set[str]] = defaultdict(set)
-    for file in ROOT.rglob("*.py"):
-        part = file.relative_to(ROOT).parts[0].removesuffix(".py")
+def import_graph(folder: Path = ROOT) -> Graph:
+    """The other parts (files and folders of `folder`) that each part imports."""
+    package = ".".join(["manyformer", *folder.relative_to(ROOT).parts])
+    graph: Graph = defaultdict(set)
+    for file in folder.rglob("*.py"):
+        part = file.relative_to(folder).parts[0].removesuffix(".py")
         if part in ("__init__", "__main__"):
             continue
         graph[part] |= set()
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("manyformer."):
-                graph[part].add(str(node.module).split(".")[1])
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{package}."):
+                graph[part].add(str(node.module).removeprefix(f"{package}.").split(".")[0])
     return {part: imports - {part} for part, imports in graph.items()}
 
 
-def layers(graph: dict[str, set[str]]) -> list[list[str]]:
+def layers(graph: Graph) -> list[list[str]]:
     """The parts in rows, each above all that it imports."""
     rows: list[list[str]] = []
     remaining = dict(graph)
@@ -38,69 +48,92 @@ def layers(graph: dict[str, set[str]]) -> list[list[str]]:
     return rows
 
 
-def direct_imports(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The imports that no path through another part implies."""
-    below: dict[str, set[str]] = {}
-    for row in layers(graph):
-        for part in row:
-            below[part] = graph[part].union(*(below[imported] for imported in graph[part]))
-    return [
-        (part, imported)
-        for part, imports in graph.items()
-        for imported in sorted(imports)
-        if not any(imported in below[other] for other in imports)
-    ]
-
-
 def draw() -> str:
-    """The map as SVG: `cli` at the top, what imports nothing at the bottom; colours follow the page."""
+    """The map as SVG: `cli` at the top, what imports nothing at the bottom; colors follow the page."""
     graph = import_graph()
-    rows = _wrap(list(reversed(layers(graph))))
-    places = _places(rows)
-    height = len(rows) * ROW_HEIGHT + 10
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
-        'aria-label="Parts of manyformer; each imports from those below it" font-family="monospace" font-size="11">'
-    ]
-    for part, imported in direct_imports(graph):
-        (x, y, w), (to_x, to_y, to_w) = places[part], places[imported]
-        lines.append(
-            f'<line x1="{x + w / 2}" y1="{y + BOX_HEIGHT}" x2="{to_x + to_w / 2}" y2="{to_y}" stroke="currentColor" '
-            'stroke-opacity="0.22"/>'
+    wings = [wing for row in reversed(layers(graph)) for wing in row]
+    shapes: list[str] = []
+    top = 84.0
+    for column, wing in enumerate(wings):
+        shapes.append(_upright(wing, TABLE_LEFT + (column + 0.5) * CELL, top - 8))
+    for wing in wings:
+        height = _draw_wing(shapes, wing, top)
+        for column, other in enumerate(wings):
+            shapes.append(_cell(wing, other, graph[wing], TABLE_LEFT + column * CELL, top, height))
+        top += height + 6
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {TABLE_LEFT + CELL * len(wings)} {top:.0f}" role="img" '
+        'aria-label="Wings of manyformer with their rooms; a dot says that the wing of the row imports that of the '
+        'column" font-family="monospace" font-size="11">'
+    )
+    return "\n".join([head, *shapes, "</svg>", ""])
+
+
+def _draw_wing(shapes: list[str], wing: str, top: float) -> float:
+    """Draw a wing as a box with its rooms; returns the height of the box."""
+    is_open = wing == OPEN_WING
+    lines = list(_room_rows() if is_open else _wrapped(_rooms(ROOT / wing)))
+    height = LINE * len(lines) + 12
+    files = sum(1 for _ in (ROOT / wing).rglob("*.py"))
+    shapes.append(
+        f'<g><title>{escape(wing)}: {files} files</title><rect x="2" y="{top}" width="{BOX_WIDTH}" height="{height}" '
+        'rx="4" fill="var(--pst-color-surface, #eee)" stroke="currentColor" stroke-opacity="0.5"/>'
+        f'<text x="12" y="{top + 18}" font-weight="bold" fill="currentColor">{escape(wing)}/</text></g>'
+    )
+    for number, line in enumerate(lines):
+        y = top + 18 + LINE * number
+        shapes.append(f'<text x="112" y="{y}" fill="currentColor">{escape(line)}</text>')
+    return height
+
+
+def _rooms(folder: Path) -> list[str]:
+    """The folders of code in a wing, and its files: many of them as their number."""
+    rooms = [path.name for path in sorted(folder.iterdir()) if any(path.glob("*.py"))]
+    files = [path.stem for path in sorted(folder.glob("[!_]*.py"))]
+    if rooms and len(files) > MOST_FILES:
+        return [*rooms, f"and {len(files)} files"]
+    return [*rooms, *files]
+
+
+def _room_rows() -> Iterator[str]:
+    """The rooms of the open wing, a line for each level, the highest first."""
+    for row in reversed(layers(import_graph(ROOT / OPEN_WING))):
+        yield from _wrapped(row)
+
+
+def _wrapped(names: Iterable[str]) -> Iterator[str]:
+    """Names in lines that fit into a box."""
+    line = ""
+    for name in names:
+        longer = f"{line}{GAP}{name}" if line else name
+        if LETTER * len(longer) > BOX_WIDTH - 120:
+            yield line
+            line = name
+        else:
+            line = longer
+    yield line
+
+
+def _upright(wing: str, x: float, y: float) -> str:
+    """The name of a column, written upwards."""
+    return f'<text transform="translate({x + 4} {y}) rotate(-90)" fill="currentColor">{escape(wing)}</text>'
+
+
+def _cell(wing: str, other: str, imports: set[str], x: float, y: float, height: float) -> str:
+    """A cell of the table: a dot where the wing imports the other one, a square where both are the same."""
+    border = (
+        f'<rect x="{x}" y="{y}" width="{CELL - 2}" height="{height}" fill="none" stroke="currentColor" '
+        'stroke-opacity="0.12"/>'
+    )
+    center_x = x + CELL / 2 - 1
+    center_y = y + height / 2
+    if wing == other:
+        mark = (
+            f'<rect x="{center_x - 5}" y="{center_y - 5}" width="10" height="10" fill="currentColor" opacity="0.25"/>'
         )
-    for part, (x, y, width) in places.items():
-        lines.append(
-            f"<g><title>{escape(part)} imports {escape(', '.join(sorted(graph[part])) or 'nothing')}</title>"
-            f'<rect x="{x}" y="{y}" width="{width}" height="{BOX_HEIGHT}" rx="4" fill="var(--pst-color-surface, #eee)" '
-            f'stroke="currentColor" stroke-opacity="0.5"/><text x="{x + width / 2}" y="{y + 16}" '
-            f'text-anchor="middle" fill="currentColor">{escape(part)}</text></g>'
-        )
-    return "\n".join([*lines, "</svg>", ""])
-
-
-def _box_width(part: str) -> int:
-    return LETTER * len(part) + 14
-
-
-def _wrap(rows: list[list[str]]) -> list[list[str]]:
-    """The rows, those that are too wide cut in two or more."""
-    wrapped: list[list[str]] = []
-    for row in rows:
-        wrapped.append([])
-        for part in row:
-            if sum(_box_width(other) + 12 for other in (*wrapped[-1], part)) > WIDTH:
-                wrapped.append([])
-            wrapped[-1].append(part)
-    return wrapped
-
-
-def _places(rows: list[list[str]]) -> dict[str, tuple[float, float, int]]:
-    """The left edge, top edge and width of each part's box; the boxes of a row are spread evenly."""
-    places: dict[str, tuple[float, float, int]] = {}
-    for number, row in enumerate(rows):
-        gap = (WIDTH - sum(map(_box_width, row))) / (len(row) + 1)
-        x = gap
-        for part in row:
-            places[part] = (round(x, 1), number * ROW_HEIGHT + 5, _box_width(part))
-            x += _box_width(part) + gap
-    return places
+    elif other in imports:
+        mark = f'<circle cx="{center_x}" cy="{center_y}" r="5" fill="currentColor"/>'
+    else:
+        mark = ""
+    verb = "imports" if other in imports else "does not import"
+    return f"<g><title>{escape(wing)} {verb} {escape(other)}</title>{border}{mark}</g>"

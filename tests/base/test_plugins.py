@@ -143,7 +143,7 @@ def test_a_module_that_the_caller_has_imported_is_recorded(new_process: Callable
 
 def test_a_rule_from_outside_is_trained_on_swept_and_refused_like_ours(capsys: pytest.CaptureFixture[str]) -> None:
     """The rule of the documentation."""
-    page = (Path(__file__).parents[2] / "docs/adding-a-recipe.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text()
     (rule,) = [block for block in page.split("```") if "class CoinsRule" in block]
     Path("outside_coins.py").write_text(rule.removeprefix("python\n"))
     try:

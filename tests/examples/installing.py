@@ -27,6 +27,8 @@ def install(project: Path, target: Path) -> None:
 
 SERVER = """
 import json, os, sys, traceback
+# before the package under test, which the folder may hold a changed copy of
+sys.path.insert(0, sys.argv[1])
 import torch
 import pytest
 import manyformer.analysis.benchmarks, manyformer.analysis.contracts, manyformer.analysis.comparisons
@@ -62,7 +64,7 @@ class Process:
         # options of the run around it, such as a share of the slow tests, are not options of the package's own tests
         settings = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": ""}
         self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVER],
+            [sys.executable, "-c", SERVER, str(target)],
             cwd=cwd,
             env={**os.environ, **settings},
             stdin=subprocess.PIPE,
