@@ -15,7 +15,7 @@ from manyformer.nn.clustered import chunk_gather_attention, sinkhorn_attention
 from manyformer.nn.convolution import depthwise_convolution
 from manyformer.nn.core import ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.nn.linear import matrix_recurrence
-from manyformer.nn.ops import attention_with_lse, cpu_caches, top_products
+from manyformer.nn.ops import attention_with_lse, top_products
 from manyformer.nn.positions import (
     AlibiPosition,
     DistanceAwarePosition,
@@ -26,6 +26,7 @@ from manyformer.nn.positions import (
 )
 from manyformer.nn.recurrent import rwkv_time_mixing as token_mixtures
 from manyformer.nn.recurrent import selective_scan
+from manyformer.nn.runtime import device_reads
 from manyformer.nn.softmax import (
     adaptive_span_kernel,
     band,
@@ -255,7 +256,7 @@ SWEEPS: list[Sweep] = [
     doubled(lambda: sequence(*map(rows_with_roles, (384, 512, 768, 1024))), Place(sparse_plan, "MIN_ROW_PLAN_PAIRS")),
     doubled(
         lambda: sequence(convolution(1, 2048, 768), convolution(32, 64, 128), mixtures(1, 2048, 256)),
-        Place(cpu_caches, "BLOCK_ELEMENTS"),
+        Place(device_reads, "BLOCK_ELEMENTS"),
     ),
     doubled(lambda: sequence(scan(64, 32), scan(8, 256)), Place(selective_scan, "SCAN_ELEMENTS")),
     doubled(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from manyformer.data.graphs.graph_archive import GraphArrays
+from manyformer.data.graphs import GraphArrays
 
 SYMBOLS = 4
 SHARES = {"train": 0.8, "valid": 0.1, "test": 0.1}

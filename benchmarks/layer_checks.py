@@ -28,7 +28,7 @@ STRUCTURE = "it maps the parts of one model to those of another, which is about 
 GENERATES = "not every model generates: the base class of those that do has the methods"
 
 REASONS = {
-    "conversion/loading.py": GENERATES,
+    "conversion/__init__.py": GENERATES,
     "nn/decoding/acting_step.py": BOUND,
     "nn/decoding/bound_step.py": BOUND,
     "analysis/contracts/check.py": AT_THE_DOOR,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from manyformer.analysis.pruning import prune_heads
     from manyformer.analysis.viewer import view
     from manyformer.config import TransferConfig
-    from manyformer.conversion.loading import build, explain, load, recipes
+    from manyformer.conversion import build, explain, load, recipes
     from manyformer.conversion.surgery import convert
     from manyformer.conversion.surgery.head_sharing import collaborate
     from manyformer.conversion.surgery.recipe_conversions import memorize
@@ -32,19 +32,19 @@ if TYPE_CHECKING:
 _MODULES = {
     "Datastore": "manyformer.inference.datastore",
     "TransferConfig": "manyformer.config",
-    "build": "manyformer.conversion.loading",
+    "build": "manyformer.conversion",
     "check": "manyformer.analysis.contracts",
     "collaborate": "manyformer.conversion.surgery.head_sharing",
     "convert": "manyformer.conversion.surgery",
     "draw": "manyformer.analysis.figures",
     "early_exit": "manyformer.models.with_early_exit",
-    "explain": "manyformer.conversion.loading",
+    "explain": "manyformer.conversion",
     "generate": "manyformer.inference.generate",
     "knn_lm": "manyformer.inference.datastore",
-    "load": "manyformer.conversion.loading",
+    "load": "manyformer.conversion",
     "memorize": "manyformer.conversion.surgery.recipe_conversions",
     "prune_heads": "manyformer.analysis.pruning",
-    "recipes": "manyformer.conversion.loading",
+    "recipes": "manyformer.conversion",
     "train": "manyformer.training",
     "view": "manyformer.analysis.viewer",
 }

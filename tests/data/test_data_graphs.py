@@ -11,7 +11,7 @@ import torch
 from manyformer.base.errors import UserError
 from manyformer.config import GraphsData
 from manyformer.data import OpenedData, open_data
-from manyformer.data.graphs.graph_archive import graphs_of_networkx
+from manyformer.data.graphs import graphs_of_networkx
 from manyformer.nn.batches import IGNORE_INDEX, GraphBatch
 from real_data import shared_data
 

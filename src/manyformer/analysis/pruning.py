@@ -23,7 +23,7 @@ from manyformer.base.files.json_records import AS_OBJECT, Count, FileRecord
 from manyformer.base.files.verified_folder import check_unfinished, unfinished_folder
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import RUN_FILE, EvaluateConfig, RunConfig, dump_run
-from manyformer.conversion.loading import load
+from manyformer.conversion import load
 from manyformer.data.batching.epochs import HeldOutBatches
 from manyformer.data.pipeline.kind import no_log
 from manyformer.data.rollouts import EpisodeBatch

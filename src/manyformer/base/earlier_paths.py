@@ -18,7 +18,7 @@ LASTING = "manyformer.interop.auto_model"
 """The one earlier path that stays, without a warning: the code in folders that were exported to the hub imports it."""
 
 MODULES = {
-    "manyformer.api": "manyformer.conversion.loading",
+    "manyformer.api": "manyformer.conversion",
     "manyformer.attention": "manyformer.nn",
     "manyformer.batches": "manyformer.nn.batches",
     "manyformer.bench": "manyformer.analysis.benchmarks",
@@ -29,7 +29,7 @@ MODULES = {
     "manyformer.context_windows": "manyformer.base.context_windows",
     "manyformer.core": "manyformer.nn.core",
     "manyformer.costs": "manyformer.nn.runtime.costs",
-    "manyformer.data.graph_archive": "manyformer.data.graphs.graph_archive",
+    "manyformer.data.graph_archive": "manyformer.data.graphs",
     "manyformer.data.opened": "manyformer.data.pipeline.opened",
     "manyformer.data.saved_tokenizers": "manyformer.data.tokenizers.saved_tokenizers",
     "manyformer.data.synthetic": "manyformer.data.generated.synthetic",

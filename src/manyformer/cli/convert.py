@@ -5,7 +5,7 @@
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from typer import Argument, Option
 
@@ -19,6 +19,7 @@ from manyformer.cli.options import KeywordsArgument, NewFolderOption, RunArgumen
 if TYPE_CHECKING:
     from manyformer.conversion.hugging_face import ExportReport
     from manyformer.conversion.surgery import ConversionReport
+    from manyformer.recipes import Recipe
 
 
 @command(
@@ -129,8 +130,8 @@ def _push(out: str, name: str) -> str:
 
 def _export(folder: Path, out: str, dtype: str) -> "ExportReport":
     """Export the model in a folder with its card, if it has one."""
+    from manyformer.conversion import load
     from manyformer.conversion.hugging_face import export_model
-    from manyformer.conversion.loading import load
 
     card = folder / "README.md"
     run_card = None
@@ -189,8 +190,8 @@ def convert(
     paper found after further training: `manyformer train ... init_from=OUT`. Without --to only keywords change. With
     --transfer new kernels first learn to imitate the old ones; Ctrl-C ends that, and nothing is written."""
     from manyformer.config import TransferConfig
+    from manyformer.conversion import load
     from manyformer.conversion.hugging_face.model_import import save_imported
-    from manyformer.conversion.loading import load
     from manyformer.conversion.surgery import convert as convert_model
     from manyformer.models.model_files import is_hugging_face
     from manyformer.recipes import get_recipe
@@ -223,12 +224,17 @@ def convert(
     else:
         converted.model.save(out, tokenizers_of=folder)
     report = converted.report
+    page = [*_report_page(report, match), f"wrote {out}", _further_training(recipe, report.keywords, out)]
+    return Output({"out": out, **report._asdict()}, page)
+
+
+def _further_training(recipe: "Recipe", keywords: dict[str, Any], out: str) -> str:
+    """The settings of a training that begins with the converted model."""
     defaults = recipe.signature.parameters
     # only those that a run file must name; the vocabulary comes with the data
-    settings = {name: value for name, value in report.keywords.items() if value != defaults[name].default}
+    settings = {name: value for name, value in keywords.items() if value != defaults[name].default}
     chosen = " ".join(f"model.{name}={value}" for name, value in settings.items() if name != "vocab")
-    further = f"train it further: recipe={recipe.card.name} init_from={out} {chosen}"
-    return Output({"out": out, **report._asdict()}, [*_report_page(report, match), f"wrote {out}", further])
+    return f"train it further: recipe={recipe.card.name} init_from={out} {chosen}"
 
 
 def _report_page(report: "ConversionReport", match: str) -> Iterator[Block]:

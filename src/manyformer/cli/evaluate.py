@@ -113,16 +113,21 @@ def evaluate(
 
     evaluations = {name: score_run(name) for name in (run, *(beside or []))}
     if out is not None:
-        from manyformer.analysis.figures import draw_scores_by_length
-
-        # scores by length have the words of their range among their parts, the others have not
-        by_length = {
-            name: [record for record in evaluation.scores if "words" in record.parts]
-            for name, evaluation in evaluations.items()
-        }
-        draw_scores_by_length(by_length, out)
+        _draw_by_length(evaluations, out)
     first, *compared = (_evaluation_record(name, evaluation) for name, evaluation in evaluations.items())
     return Output({**first, "beside": compared} if compared else first, _scores_page(evaluations))
+
+
+def _draw_by_length(evaluations: "dict[str, Evaluation]", out: Path) -> None:
+    """Draw the scores of all runs by the number of words of the source."""
+    from manyformer.analysis.figures import draw_scores_by_length
+
+    # scores by length have the words of their range among their parts, the others have not
+    by_length = {
+        name: [record for record in evaluation.scores if "words" in record.parts]
+        for name, evaluation in evaluations.items()
+    }
+    draw_scores_by_length(by_length, out)
 
 
 def _evaluation_record(run: str, evaluation: "Evaluation") -> dict[str, Any]:

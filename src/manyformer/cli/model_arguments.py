@@ -112,7 +112,7 @@ def data_paths(data: list[str] | None) -> str | list[str] | None:
 
 def load_model(name: str, device: str | None) -> "Model":
     """The trained model in the folder `name`, on the requested device."""
-    from manyformer.conversion.loading import load
+    from manyformer.conversion import load
 
     return load(model_folder(name)).to(resolve_device(device))
 

@@ -24,15 +24,7 @@ if TYPE_CHECKING:
     from manyformer.nn.softmax.forgetting_kernel import ForgettingKernel
     from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
     from manyformer.nn.sparse.memorizing_kernel import MemorizingKernel
-    from manyformer.nn.token_mixing.synthesizer_attention import (
-        DenseScores,
-        DotProductScores,
-        FactorizedDenseScores,
-        FixedScores,
-        SynthesizerAttention,
-        SynthesizerScores,
-    )
-    from manyformer.nn.token_mixing.token_mixing import (
+    from manyformer.nn.token_mixing import (
         FactorizedPairs,
         FourierMixer,
         LinearMixer,
@@ -41,6 +33,14 @@ if TYPE_CHECKING:
         SpatialGate,
         ToeplitzPairs,
         TokenMLP,
+    )
+    from manyformer.nn.token_mixing.synthesizer_attention import (
+        DenseScores,
+        DotProductScores,
+        FactorizedDenseScores,
+        FixedScores,
+        SynthesizerAttention,
+        SynthesizerScores,
     )
 
 _MODULES = {
@@ -51,36 +51,36 @@ _MODULES = {
     "DotProductScores": "token_mixing.synthesizer_attention",
     "DynamicRotaryKernel": "softmax.dynamic_rotary",
     "FactorizedDenseScores": "token_mixing.synthesizer_attention",
-    "FactorizedPairs": "token_mixing.token_mixing",
+    "FactorizedPairs": "token_mixing",
     "FixedScores": "token_mixing.synthesizer_attention",
     "FixedVectorGRU": "recurrent.gru",
     "ForgettingKernel": "softmax.forgetting_kernel",
     "ForwardGRU": "recurrent.gru",
-    "FourierMixer": "token_mixing.token_mixing",
+    "FourierMixer": "token_mixing",
     "Kernel": "kernels.kernel",
     "KernelCall": "kernels.kernel",
     "LSHKernel": "clustered.lsh_kernel",
     "LinearKernel": "linear.linear_kernel",
-    "LinearMixer": "token_mixing.token_mixing",
+    "LinearMixer": "token_mixing",
     "LinformerKernel": "low_rank.linformer_kernel",
     "LolcatsKernel": "linear.lolcats_kernel",
     "MemorizingKernel": "sparse.memorizing_kernel",
     "NeighbourAttention": "attention.neighbour_attention",
-    "PairTable": "token_mixing.token_mixing",
+    "PairTable": "token_mixing",
     "PairwiseKernel": "kernels.pairwise_kernel",
     "ParallelLayers": "core",
-    "PositionPairs": "token_mixing.token_mixing",
+    "PositionPairs": "token_mixing",
     "QKNormKernel": "kernels.composed_kernels",
     "RoutingKernel": "clustered.routing_kernel",
     "SeparableConv": "convolution.convolution_module",
     "SinkhornKernel": "clustered.sinkhorn_kernel",
     "SoftmaxKernel": "softmax.softmax_kernel",
-    "SpatialGate": "token_mixing.token_mixing",
+    "SpatialGate": "token_mixing",
     "SumKernel": "kernels.composed_kernels",
     "SynthesizerAttention": "token_mixing.synthesizer_attention",
     "SynthesizerScores": "token_mixing.synthesizer_attention",
-    "ToeplitzPairs": "token_mixing.token_mixing",
-    "TokenMLP": "token_mixing.token_mixing",
+    "ToeplitzPairs": "token_mixing",
+    "TokenMLP": "token_mixing",
     "default_source": "attention.attention",
     "named_attention": "attention.attention",
     "named_kernels": "kernels.kernel",

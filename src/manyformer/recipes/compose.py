@@ -45,8 +45,8 @@ from manyformer.nn.softmax.dynamic_rotary import DynamicRotaryKernel
 from manyformer.nn.softmax.forgetting_kernel import ForgettingKernel
 from manyformer.nn.softmax.path_kernel import PaTHKernel
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.token_mixing import FourierMixer, PairTable, TokenMLP
 from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedScores, SynthesizerAttention
-from manyformer.nn.token_mixing.token_mixing import FourierMixer, PairTable, TokenMLP
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.parts.attention_kernels import KERNELS, AttentionSizes, KernelName
 from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model, makers_of_pattern

@@ -12,7 +12,7 @@ from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward
 from manyformer.nn.positions import LearnedPosition, SentenceTypePosition
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
-from manyformer.nn.token_mixing.token_mixing import FourierMixer, LinearMixer
+from manyformer.nn.token_mixing import FourierMixer, LinearMixer
 from manyformer.recipes.parts.baselines import branch, init_std, masked_lm
 from manyformer.recipes.parts.keywords import PositiveSize, SentenceTypeCount
 from manyformer.recipes.parts.registry import recipe

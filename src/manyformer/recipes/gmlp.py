@@ -11,7 +11,7 @@ from manyformer.nn.attention.attention import Attention
 from manyformer.nn.masks import AllKeys, Causal, Mask
 from manyformer.nn.positions.position import MaxLengthPosition
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
-from manyformer.nn.token_mixing.token_mixing import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
+from manyformer.nn.token_mixing import PairTable, PositionPairs, SpatialGate, ToeplitzPairs
 from manyformer.recipes.parts.baselines import LayerMaker, init_std, language_model, masked_lm
 from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.parts.registry import recipe

@@ -10,7 +10,7 @@ from manyformer.models.image_classifier import PatchEmbedding, count_patches
 from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward
-from manyformer.nn.token_mixing.token_mixing import TokenMLP
+from manyformer.nn.token_mixing import TokenMLP
 from manyformer.recipes.parts.baselines import stack
 from manyformer.recipes.parts.keywords import ImageChannels, ImageHeight, ImageWidth, PatchSide, PositiveSize
 from manyformer.recipes.parts.registry import recipe

@@ -11,6 +11,7 @@ from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward
 from manyformer.nn.masks import Causal, Mask
+from manyformer.nn.token_mixing import FactorizedPairs, PairTable
 from manyformer.nn.token_mixing.synthesizer_attention import (
     DenseScores,
     DotProductScores,
@@ -19,7 +20,6 @@ from manyformer.nn.token_mixing.synthesizer_attention import (
     SynthesizerAttention,
     SynthesizerScores,
 )
-from manyformer.nn.token_mixing.token_mixing import FactorizedPairs, PairTable
 from manyformer.recipes.parts.baselines import NormOrder, language_model, learned_embedding
 from manyformer.recipes.parts.registry import recipe
 

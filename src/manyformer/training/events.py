@@ -77,7 +77,7 @@ class TrainResult:
 
     def load(self) -> "Model":
         """Load the final model."""
-        from manyformer.conversion.loading import load
+        from manyformer.conversion import load
 
         return load(self.out / "model")
 

@@ -10,7 +10,7 @@ from manyformer.base.files.verified_folder import VerifiedFolder
 from manyformer.base.system import temporary_folder
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import TransferConfig
-from manyformer.conversion.loading import load
+from manyformer.conversion import load
 from manyformer.conversion.surgery.attention_transfer import describe_transfer, transfer_attention
 from manyformer.conversion.surgery.conversion import ModelPair
 from manyformer.conversion.surgery.lora import is_head

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from manyformer.base.errors import UserError
-from manyformer.base.libraries.library_calls import library_call
+from manyformer.base.libraries import library_call
 from manyformer.data.text.pair_tables import HubDataset
 
 ASK = """
 import os, subprocess, sys
-from manyformer.base.libraries.library_calls import library_call
+from manyformer.base.libraries import library_call
 with library_call():
     try:
         answer = input("run the code? ")

@@ -29,7 +29,7 @@ PLACES = [
     Place("manyformer.nn.feed_forward.feedforward", "GatedFeedForward.forward", "llama"),
     Place("manyformer.nn.runtime.length_norms", "RMSNorm.forward", "llama"),
     Place("manyformer.nn.feed_forward.routers", "SoftmaxRouter.forward", "mixtral"),
-    Place("manyformer.nn.token_mixing.token_mixing", "FourierMixer.forward", "fnet"),
+    Place("manyformer.nn.token_mixing", "FourierMixer.forward", "fnet"),
     Place("manyformer.nn.linear.linear_attention", "_ChunkedLinearAttention.backward", "linear-transformer"),
     Place("manyformer.nn.graphs", "GraphConvolution.forward", "gcn"),
     Place("manyformer.models.head", "ClassHead.loss", "transformer"),

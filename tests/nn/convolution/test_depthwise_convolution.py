@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from manyformer.nn.convolution.depthwise_convolution import convolve_rows
-from manyformer.nn.ops import cpu_caches
+from manyformer.nn.runtime import device_reads
 
 
 @pytest.mark.parametrize("block", ["rows", "tokens"])
@@ -17,7 +17,7 @@ def test_rows_are_convolved_like_conv1d_with_gradients(
 ) -> None:
     # both rows at once, or blocks of at most three tokens
     threads = torch.get_num_threads()
-    monkeypatch.setattr(cpu_caches, "BLOCK_ELEMENTS", 480 if block == "rows" else max(1, 18 // threads))
+    monkeypatch.setattr(device_reads, "BLOCK_ELEMENTS", 480 if block == "rows" else max(1, 18 // threads))
     x = torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(size, 6, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(2, length, 6, dtype=torch.float64)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from manyformer.nn.ops import cpu_caches
 from manyformer.nn.recurrent.rwkv_time_mixing import mix_tokens, squared_relu
+from manyformer.nn.runtime import device_reads
 
 WIDTH = 6
 
@@ -14,7 +14,7 @@ WIDTH = 6
 def test_mixtures_equal_their_formula_with_gradients(
     shares: int, elements: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cpu_caches, "BLOCK_ELEMENTS", max(1, elements // torch.get_num_threads()))
+    monkeypatch.setattr(device_reads, "BLOCK_ELEMENTS", max(1, elements // torch.get_num_threads()))
     torch.manual_seed(0)
     x, other = (torch.randn(2, 7, WIDTH, dtype=torch.float64, requires_grad=True) for _ in range(2))
     share = torch.randn(shares, WIDTH, dtype=torch.float64, requires_grad=True)

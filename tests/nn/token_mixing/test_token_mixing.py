@@ -14,7 +14,7 @@ from manyformer.models.embedding import positions_of
 from manyformer.nn import FactorizedPairs, FourierMixer, LinearMixer, PairTable, PositionPairs, ToeplitzPairs, TokenMLP
 from manyformer.nn.core import PADDING_SEGMENT, Context, ContiguousLayout, TokenPositions
 from manyformer.nn.masks import AllKeys, Causal
-from manyformer.nn.token_mixing.token_mixing import dft_real, dft_real_reference
+from manyformer.nn.token_mixing import dft_real, dft_real_reference
 from perturbing import perturb
 
 LONGEST, HEADS = 9, 2

@@ -11,7 +11,7 @@ from manyformer.analysis.figures.token_work import mean_span, mean_steps
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.system import temporary_folder
 from manyformer.config import EvaluateConfig, RunConfig
-from manyformer.conversion.loading import load
+from manyformer.conversion import load
 from manyformer.data import load_tokenizers, open_data
 from manyformer.data.batching.epochs import HeldOutBatches
 from manyformer.data.pipeline.kind import kind_of

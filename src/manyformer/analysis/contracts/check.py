@@ -34,7 +34,7 @@ from manyformer.analysis.contracts.subject import (
 )
 from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
 from manyformer.base.errors import UserError, suggest_names
-from manyformer.conversion.loading import load
+from manyformer.conversion import load
 from manyformer.models import Model, ModelSpec
 from manyformer.models.model import model_name
 from manyformer.models.tasks import Inputs

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.subject import Subject, SubjectOutput, Untestable
-from manyformer.base.libraries.library_calls import reload_model, silence_transformers
+from manyformer.base.libraries import reload_model, silence_transformers
 from manyformer.models.tasks import Inputs
 from manyformer.nn.core import PADDING_SEGMENT, State, tree_map
 

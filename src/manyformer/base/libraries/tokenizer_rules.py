@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import tokenizers
 
 from manyformer.base.files.json_text import json_text
-from manyformer.base.libraries.library_calls import without_panics
+from manyformer.base.libraries import without_panics
 from manyformer.base.libraries.pattern_costs import CostlyPattern, pattern_width
 
 MAX_GROWTH = 64.0

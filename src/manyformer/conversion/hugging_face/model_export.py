@@ -13,7 +13,7 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.atomic_files import atomic_path, atomic_write_text, make_folder
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.verified_folder import MARK
-from manyformer.base.libraries.library_calls import RefusedByLibrary, upload_folder
+from manyformer.base.libraries import RefusedByLibrary, upload_folder
 from manyformer.conversion.hugging_face.exported_config import (
     PREFIX,
     AutoClass,

@@ -17,7 +17,7 @@ from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text
 from manyformer.base.files.json_records import DamagedFile, read_bounded, read_json
 from manyformer.base.files.json_text import json_text
-from manyformer.base.libraries.library_calls import RefusedByLibrary, load_auto_tokenizer
+from manyformer.base.libraries import RefusedByLibrary, load_auto_tokenizer
 from manyformer.base.libraries.tokenizer_rules import read_tokenizer
 from manyformer.conversion.hugging_face.hf_folder import CONFIG, GENERATION
 from manyformer.data.tokenizers.foreign_tokenizer import ForeignTokenizer, SpecialIds

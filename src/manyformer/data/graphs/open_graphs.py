@@ -16,7 +16,7 @@ from manyformer.base.errors import UserError
 from manyformer.base.type_aliases import IntArray
 from manyformer.config import GraphsData
 from manyformer.data.batching.epochs import Epoch, EpochPlan, random_generator
-from manyformer.data.graphs.graph_archive import GraphArrays, read_edge_list, read_graph_archive
+from manyformer.data.graphs import GraphArrays, read_edge_list, read_graph_archive
 from manyformer.data.pipeline.array_pipeline import ArrayPipeline
 from manyformer.data.pipeline.kind import register
 from manyformer.data.pipeline.summary import DataSummary, ExampleFacts, LengthSummary

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from manyformer.base.errors import UserError, list_names
-from manyformer.base.libraries.library_calls import load_dataset_split, load_saved_dataset, without_decoding
+from manyformer.base.libraries import load_dataset_split, load_saved_dataset, without_decoding
 from manyformer.data.generated.normalization import NormalizationPair, generate_pairs
 from manyformer.data.pipeline.data_paths import (
     HUB_PREFIX,

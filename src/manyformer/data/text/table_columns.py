@@ -287,6 +287,11 @@ def guess_header(
     first_texts = [first[column] for column in text_columns]
     if are_texts and all(_WORD.fullmatch(text) for text in first_texts):
         return HeaderGuess.HEADER
+    return _guess_by_labels(first, rows, labels)
+
+
+def _guess_by_labels(first: Sequence[str], rows: Sequence[Sequence[str]], labels: "Counter[str]") -> HeaderGuess:
+    """The kind of a first record without usual names, whose label is none of those of the rows that follow."""
     if all(_NUMBER.fullmatch(row_label) for row_label in labels) and not _repeats_as_cells(first, rows):
         return HeaderGuess.HEADER
     # every other label recurs, so one that does not may be a name

@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 
 from manyformer.base.errors import UserError
-from manyformer.base.libraries.library_calls import RefusedByLibrary, without_panics
+from manyformer.base.libraries import RefusedByLibrary, without_panics
 from manyformer.base.libraries.tokenizer_rules import read_tokenizer
 from manyformer.data.tokenizers.streamed_decoders import DecodingSteps
 from manyformer.data.tokenizers.tokenizer import StreamDecoder, TextTokens, TokenIds, Tokenizer

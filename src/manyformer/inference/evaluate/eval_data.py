@@ -18,8 +18,8 @@ from manyformer.base.files.verified_folder import VerifiedFolder
 from manyformer.base.system import temporary_folder
 from manyformer.base.type_aliases import ImageArray, LogFn
 from manyformer.config import DATA_SECTIONS, RUN_FILE, EnvironmentData, ImagesData, ModalitiesData, RunConfig, TreesData
+from manyformer.conversion import load
 from manyformer.conversion.hugging_face.model_import import read_recipe, read_tokenizers
-from manyformer.conversion.loading import load
 from manyformer.data import TokenizerPair, load_tokenizers, open_file, open_held_out
 from manyformer.data.pipeline.kind import OpenRequest, kind_of, no_log
 from manyformer.data.pipeline.opened import EvaluationData, EvaluationPath

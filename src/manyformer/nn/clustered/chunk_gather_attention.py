@@ -16,8 +16,8 @@ from torch import Tensor
 
 from manyformer.nn.clustered.bucket_chunks import BucketChunks
 from manyformer.nn.ops import attention_with_lse, tile_softmax
-from manyformer.nn.ops.cpu_caches import ScratchBuffer
 from manyformer.nn.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
+from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.torch_internals import autocast_disabled
 
 PAIRS_PER_CALL = {"cpu": 1 << 18}

@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.nn.ops import tile_softmax
-from manyformer.nn.ops.cpu_caches import ScratchBuffer
 from manyformer.nn.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
+from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled
 
 PAIRS_PER_THREAD = 1 << 17

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from manyformer.nn.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, State, TokenPositions
-from manyformer.nn.ops.cpu_caches import block_elements
+from manyformer.nn.runtime.device_reads import block_elements
 from manyformer.nn.runtime.head_selection import select_entries
 
 

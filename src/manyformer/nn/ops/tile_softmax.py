@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from manyformer.nn.ops.cpu_caches import ScratchBuffer
+from manyformer.nn.runtime.device_reads import ScratchBuffer
 
 MAX_SAVED_WEIGHTS = 1 << 24
 """Up to this many weights of tiles, 64 MB, are saved for the gradient instead of being recomputed."""

@@ -18,8 +18,8 @@ from manyformer.nn.linear import ScaledFeatures
 from manyformer.nn.linear.linear_kernel import LinearKernel
 from manyformer.nn.linear.recurrent_rules import GeneralizedDeltaRule
 from manyformer.nn.masks import Causal
-from manyformer.nn.ops.cpu_caches import block_elements
 from manyformer.nn.positions.position import NoPosition
+from manyformer.nn.runtime.device_reads import block_elements
 from manyformer.nn.runtime.length_norms import unit_length
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 

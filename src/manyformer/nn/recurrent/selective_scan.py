@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from manyformer.nn.ops.cpu_caches import ScratchBuffer
+from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.torch_internals import compiler_disabled
 
 SCAN_CHUNK = 16

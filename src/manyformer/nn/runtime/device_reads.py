@@ -6,6 +6,9 @@ GPU then waits for Python. Code that chooses by values therefore has a second fo
 A tensor made of a list is copied from the host at each call, for which a GPU waits as well: a `ConstantTensor` is
 copied to each device once. What is kept are attributes of one object, which a graph that is being compiled reads like
 the weights of a model: a compiler cannot follow how they are made, so it calls `_keep` while it traces.
+
+On a CPU, whose operations cost their memory, they take blocks that stay in its caches (`block_elements`), and reuse
+buffers (`ScratchBuffer`).
 """
 
 from typing import Any, final
@@ -15,6 +18,9 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from manyformer.nn.runtime.torch_internals import constant_for_compiler
+
+BLOCK_ELEMENTS = 96 << 10
+"""Elements of a tensor, for each thread of a CPU, that several operations read in turn before the next ones."""
 
 _NAMES: dict[tuple[Any, torch.dtype], str] = {}
 _VALUES: dict[str, tuple[Any, torch.dtype]] = {}
@@ -93,3 +99,29 @@ def keep_values(name: str, values: tuple[Any, ...], dtype: torch.dtype, device: 
 @constant_for_compiler
 def _keep(name: str, device: torch.device) -> Tensor:
     return keep_values(name, *_VALUES[name], device)
+
+
+class ScratchBuffer:
+    """Named buffers that are reused between calls, because allocating memory costs most."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._like = like.new_empty(0)
+        self._buffers: dict[str, Tensor] = {}
+
+    def __call__(self, name: str, *shape: int) -> Tensor:
+        """An uninitialized view of the buffer `name` with this shape; valid until `name` is requested again."""
+        count = torch.Size(shape).numel()
+        if name not in self._buffers or len(self._buffers[name]) < count:
+            self._buffers[name] = self._like.new_empty(count)
+        return self._buffers[name][:count].view(shape)
+
+    def clear(self) -> None:
+        """Free all buffers, so that none occupies memory between a forward and a backward pass."""
+        self._buffers.clear()
+
+
+def block_elements(x: Tensor) -> int:
+    """The elements of a block of x: all of it where launching an operation costs more than reading x again."""
+    if is_readable(x):
+        return BLOCK_ELEMENTS * torch.get_num_threads()
+    return max(1, x.numel())

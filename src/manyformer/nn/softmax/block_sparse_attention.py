@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.nn.ops import attention_with_lse, tile_softmax
-from manyformer.nn.ops.cpu_caches import ScratchBuffer
 from manyformer.nn.ops.tile_softmax import OutputGradient, TileCall
+from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled
 from manyformer.nn.softmax.block_cover import BlockOrder
 from manyformer.nn.softmax.sparse_plan import BlockTiles, HeadGroup, MaskPart, SparsePlan

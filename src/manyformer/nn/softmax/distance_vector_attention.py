@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.nn.ops.cpu_caches import ScratchBuffer
 from manyformer.nn.positions.position import toeplitz_view
+from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.dropout import drop
 from manyformer.nn.runtime.recompute import recompute_for_gradient
 from manyformer.nn.runtime.torch_internals import autocast_disabled

@@ -16,7 +16,7 @@ from manyformer.nn.feed_forward.feedforward import init_glorot
 from manyformer.nn.masks import AllKeys, Mask
 from manyformer.nn.ops.softmax_attention import masked_softmax
 from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors, select_head_inputs, select_head_outputs
-from manyformer.nn.token_mixing.token_mixing import PositionPairs, apply_weights, dense_mask, position_index
+from manyformer.nn.token_mixing import PositionPairs, apply_weights, dense_mask, position_index
 
 
 class ScoreInputs(NamedTuple):

@@ -231,7 +231,9 @@ class AttentionOptions(TypedDict, total=False):
 
 
 def _read_attention_options(options: dict[str, Any]) -> Callable[[Any], Any]:
-    removed = parse_heads(options.get(REMOVED_HEADS) or "")
+    removed = {}
+    if text := options.get(REMOVED_HEADS):
+        removed = parse_heads(text)
     shared_qk_dim = options.get(SHARED_QK_DIM)
     dropout = options.get("attention_dropout", 0.0)
 
