@@ -21,7 +21,6 @@ MODULES = {
     "manyformer.bench": "manyformer.analysis.benchmarks",
     "manyformer.bound_step": "manyformer.nn.decoding.bound_step",
     "manyformer.check": "manyformer.analysis.contracts",
-    "manyformer.check.tiny_models": "manyformer.analysis.contracts.subject",
     "manyformer.compare": "manyformer.analysis.comparisons",
     "manyformer.context_windows": "manyformer.base.context_windows",
     "manyformer.core": "manyformer.nn.core",
@@ -88,6 +87,10 @@ MODULES = {
 """Modules and packages by their earlier path; what was in a package of that name is in the new one."""
 
 NAMES: dict[str, dict[str, str]] = {
+    "manyformer.check.tiny_models": {
+        "build_tiny": "manyformer.analysis.contracts.subject",
+        "tiny_keywords": "manyformer.analysis.contracts.subject",
+    },
     "manyformer.data.tokenizer_kinds": {
         "train_tokenizer": "manyformer.data.tokenizers.saved_tokenizers",
     },
