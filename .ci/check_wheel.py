@@ -4,9 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from manyformer.cli.options import complete_recipes
-
 import manyformer
+from manyformer.cli.options import complete_recipes
 
 folder = Path(manyformer.__file__).parent
 assert folder.is_relative_to(sys.prefix), f"{folder} is not the wheel's"

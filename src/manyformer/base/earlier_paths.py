@@ -24,7 +24,6 @@ MODULES = {
     "manyformer.bench": "manyformer.analysis.benchmarks",
     "manyformer.bound_step": "manyformer.nn.decoding.bound_step",
     "manyformer.check": "manyformer.analysis.contracts",
-    "manyformer.check.tiny_models": "manyformer.analysis.contracts.subject",
     "manyformer.compare": "manyformer.analysis.comparisons",
     "manyformer.context_windows": "manyformer.base.context_windows",
     "manyformer.core": "manyformer.nn.core",
