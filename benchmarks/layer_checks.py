@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 MODULE = "nn.Module"
+RUNTIME = Path("nn", "runtime")
 
 AT_THE_DOOR = "one check where a model comes in, with the sentence for its user; all behind it has the type"
 PARTS = "it is written for these parts alone, and refuses others when it is built"
@@ -40,6 +41,7 @@ REASONS = {
     "conversion/hugging_face/exported_config.py": GENERATES,
     "nn/attention/collaborative_attention.py": STRUCTURE,
     "nn/attention/compressive_attention.py": PARTS,
+    "inference/datastore/context_keys.py": "the keys of kNN-LM are the inputs of the last feed-forward layer",
     "models/encoder_model.py": "what the body and the embedding read decides which inputs the model takes",
     "models/generative_model.py": "an early exit and its classifiers are one step together",
     "models/with_early_exit.py": PARTS,
@@ -113,7 +115,11 @@ def layer_checks(package: Path) -> list[LayerCheck]:
         LayerCheck(file, line, name, classes[name].file)
         for file, tree in trees.items()
         for line, name in _asked_classes(tree)
-        if name in modules and classes[name].file.parent not in (file.parent, *file.parent.parents)
+        if name in modules
+        and classes[name].file.parent not in (file.parent, *file.parent.parents)
+        # interfaces that all rooms have in common, as if they stood above them
+        and not classes[name].file.is_relative_to(RUNTIME)
+        and classes[name].file.parent.name != "nn"
     ]
 
 
