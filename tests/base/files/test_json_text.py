@@ -15,7 +15,12 @@ from manyformer.base.files.json_text import json_text
 
 ROOT = Path(manyformer.__file__).parent
 
-IN_MEMORY = {"base/files/json_text.py", "base/files/json_records.py", "data/text/table_files.py", "keyword_checks.py"}
+IN_MEMORY = {
+    "base/files/json_text.py",
+    "base/files/json_records.py",
+    "base/keyword_checks.py",
+    "data/text/table_files.py",
+}
 """The writer itself, the sum of a record (of constants that version 0.2.0 wrote), a value in a message, and values of
 keywords for the parser that checks their types, which refuses numbers that are not finite."""
 
