@@ -7,7 +7,7 @@ takes. A form counts as found if its first step gives what one pass gives; that 
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from manyformer.analysis.contracts.call_forms import (
     POSITION_NAMES,
     FoundForm,
-    _floating_tensors,
     find_logits,
+    floating_tensors,
     one_line,
-    restoring,
     set_up_caches,
 )
+from manyformer.analysis.contracts.isolation import restoring_buffers, restoring_model_and_rng
 
 FIRST_STEP_TOLERANCE = 1e-3
 """The largest difference, relative to the logits, at which the first step is right: a wrong form is far off."""
@@ -96,13 +96,13 @@ class FoundCache:
 
 def read_step(result: Any, rows: int, new: int, length: int, width: int) -> Tensor | None:
     """The logits of the new tokens in the result of a step, which may have those of the whole prefix or of the last."""
-    tensors = list(_floating_tensors(result))
+    tensors = list(floating_tensors(result))
     found = find_logits(tensors, rows, new, (width,))
     if found is not None:
-        return found.tensor
+        return found
     found = find_logits(tensors, rows, length, (width,))
     if found is not None:
-        return found.tensor[:, length - new :]
+        return found[:, length - new :]
     if new == 1:
         for tensor in tensors:
             if tuple(tensor.shape) == (rows, width):
@@ -114,8 +114,7 @@ def read_step(result: Any, rows: int, new: int, length: int, width: int) -> Tens
 def find_cache(module: nn.Module, found: FoundForm) -> FoundCache | str:
     """The cache form of a module whose form of call is known, or the sentence why none was found."""
     length = max(PREFIX, found.min_length)
-    with restoring(module):
-        module.eval()
+    with restoring_model_and_rng(module), restoring_buffers(module):
         device = next(module.parameters(), torch.zeros(())).device
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(found.vocabulary, (2, length + 1), generator=generator).to(device)
@@ -271,35 +270,3 @@ def _returned(module: nn.Module, names: tuple[str, ...], flag: str | None, *, wh
     flags = f", {flag}=True" if flag else ""
     name = f"f({'prefix' if whole_prefix else 'x'}, {caches}{flags})"
     return CacheForm(name, begin, step, in_module=False, takes_prefix=whole_prefix)
-
-
-def row_axes(states: Sequence[Any]) -> list[int | None] | None:
-    """For each tensor of a state the axis of its rows, found by states of 2 and of 3 rows; None if one cannot be told.
-
-    A tensor that is the same for any number of rows has None.
-    """
-    two, three = (_all_tensors(state) for state in states)
-    if len(two) != len(three):
-        return None
-    axes: list[int | None] = []
-    for left, right in zip(two, three):
-        if left.ndim != right.ndim:
-            return None
-        differing = [axis for axis in range(left.ndim) if left.shape[axis] != right.shape[axis]]
-        if len(differing) > 1:
-            return None
-        # rows may be folded into another axis: (rows * heads, ...)
-        if differing and 3 * left.shape[differing[0]] != 2 * right.shape[differing[0]]:
-            return None
-        axes.append(differing[0] if differing else None)
-    return axes
-
-
-def _all_tensors(state: Any) -> list[Tensor]:
-    if isinstance(state, Tensor):
-        return [state]
-    if isinstance(state, dict):
-        return [tensor for value in state.values() for tensor in _all_tensors(value)]
-    if isinstance(state, tuple | list):
-        return [tensor for value in state for tensor in _all_tensors(value)]
-    return []

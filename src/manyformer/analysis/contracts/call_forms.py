@@ -7,13 +7,14 @@ and 1 alone, which every vocabulary has; the first that gives floating numbers f
 import inspect
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
+
+from manyformer.analysis.contracts.isolation import restoring_buffers, restoring_model_and_rng
 
 TRIAL_LENGTHS = (48, 64, 128, 12, 256)
 """The lengths at which a form is tried: some modules want multiples of a chunk, others refuse short sequences."""
@@ -146,20 +147,19 @@ class FoundForm:
     min_length: int
     length_multiple: int
     lengths_refused: tuple[int, ...] = ()
-    layout: Literal["b t v", "b·t v", "b v t"] = "b t v"
 
     def logits(self, module: nn.Module, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (rows, tokens, width). Raises ValueError if the module gives none of this shape."""
         if targets is None:
             targets = tokens.roll(-1, dims=1)
-        result = run_form(self.form, module, tokens, targets)
-        logits = find_logits(result.tensors, tokens.shape[0], tokens.shape[1], (self.width,))
+        tensors = run_form(self.form, module, tokens, targets)
+        logits = find_logits(tensors, tokens.shape[0], tokens.shape[1], (self.width,))
         if logits is None:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in result.tensors[:4]) or "no floating tensor"
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:4]) or "no floating tensor"
             raise ValueError(
                 f"{self.form.name} gave {shapes} for tokens {tuple(tokens.shape)}, not {self.width} logits each"
             )
-        return logits.tensor
+        return logits
 
     def describe(self) -> list[str]:
         """What was assumed, in three lines, as a person reads it."""
@@ -173,45 +173,31 @@ class FoundForm:
         ]
 
 
-@dataclass(frozen=True)
-class FormResult:
-    """The floating tensors of a call, in the order in which they were found."""
-
-    tensors: list[Tensor]
-
-
-@dataclass(frozen=True)
-class LogitsTensor:
-    """Logits (rows, tokens, width), and how they lay in the result."""
-
-    tensor: Tensor
-    layout: Literal["b t v", "b·t v", "b v t"]
-
-
-def run_form(form: CallForm, module: nn.Module, tokens: Tensor, targets: Tensor) -> FormResult:
+def run_form(form: CallForm, module: nn.Module, tokens: Tensor, targets: Tensor) -> list[Tensor]:
     """The floating tensors that a form gives: those in the result, or those that its cross entropy gets."""
     if not form.reads_loss:
-        return FormResult(list(_floating_tensors(form.call(module, tokens, targets))))
-    with CrossEntropyInputs() as recorder:
+        return list(floating_tensors(form.call(module, tokens, targets)))
+    recorder = CrossEntropyInputs()
+    with recorder:
         form.call(module, tokens, targets)
-    return FormResult(recorder.logits)
+    return recorder.logits
 
 
-def find_logits(tensors: Sequence[Tensor], rows: int, length: int, widths: Sequence[int]) -> LogitsTensor | None:
+def find_logits(tensors: Sequence[Tensor], rows: int, length: int, widths: Sequence[int]) -> Tensor | None:
     """The first tensor with one of these widths for every token, the widths in their order."""
     for width in widths:
         for tensor in tensors:
             if tuple(tensor.shape) == (rows, length, width):
-                return LogitsTensor(tensor, "b t v")
+                return tensor
         for tensor in tensors:
             if tuple(tensor.shape) == (rows * length, width):
-                return LogitsTensor(tensor.view(rows, length, width), "b·t v")
+                return tensor.view(rows, length, width)
             if tuple(tensor.shape) == (rows, width, length):
-                return LogitsTensor(tensor.mT, "b v t")
+                return tensor.mT
     return None
 
 
-def _floating_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+def floating_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         if value.is_floating_point():
             yield value
@@ -228,11 +214,11 @@ def _floating_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
     else:
         children = []
     for child in children:
-        yield from _floating_tensors(child, depth + 1)
+        yield from floating_tensors(child, depth + 1)
 
 
 def _first_tensor(value: Any) -> Tensor:
-    for tensor in _floating_tensors(value):
+    for tensor in floating_tensors(value):
         # (b, v) of one token
         return tensor[:, None] if tensor.ndim == 2 else tensor
     raise ValueError("a step gives no floating tensor")
@@ -305,8 +291,7 @@ def find_form(module: nn.Module, *, vocabulary: int | None = None, max_length: i
 
     Parameters, buffers and modes are left as they were. Raises NoFormFound.
     """
-    with restoring(module):
-        module.eval()
+    with restoring_model_and_rng(module), restoring_buffers(module):
         return _FormSearch(module, vocabulary, max_length).find()
 
 
@@ -366,25 +351,25 @@ class _FormSearch:
         lookups = TableLookups()
         try:
             with lookups:
-                result = run_form(form, self.module, tokens, targets)
+                tensors = run_form(form, self.module, tokens, targets)
         except Exception as error:
             self.attempts.append(Attempt(form.name, length, one_line(error)))
             return None
         vocabulary, reason = self._vocabulary(lookups.lookups, tokens)
-        widths = self._widths(result.tensors, vocabulary, accepts_features=accepts_features)
-        logits = find_logits(result.tensors, TRIAL_ROWS, length, widths)
+        widths = self._widths(tensors, vocabulary, accepts_features=accepts_features)
+        logits = find_logits(tensors, TRIAL_ROWS, length, widths)
         if logits is None:
-            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in result.tensors[:3]) or "no floating tensor"
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3]) or "no floating tensor"
             self.attempts.append(Attempt(form.name, length, f"gives {shapes} for tokens {(TRIAL_ROWS, length)}"))
             return None
-        width = logits.tensor.shape[-1]
+        width = logits.shape[-1]
         if vocabulary is None:
             vocabulary = width
             reason = "as many as logits, because no table that receives the tokens was seen"
         elif width < vocabulary and not accepts_features:
             reason = f"{reason}, padded: logits are {width} wide"
             vocabulary = width
-        return FoundForm(form, vocabulary, reason, width, None, "", length, 1, layout=logits.layout)
+        return FoundForm(form, vocabulary, reason, width, None, "", length, 1)
 
     def _tokens(self, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(length)
@@ -550,27 +535,3 @@ def one_line(error: BaseException) -> str:
     """The kind of an error and the first line of its message."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:160]}"
-
-
-@contextmanager
-def restoring(module: nn.Module) -> Iterator[None]:
-    """On exit restore modes, the values of all parameters and buffers, and every attribute of every submodule."""
-    tables = ("_parameters", "_buffers", "_modules")
-    saved: list[tuple[nn.Module, dict[str, Any]]] = []
-    for submodule in list(module.modules()):
-        attributes = {name: value.copy() if name in tables else value for name, value in vars(submodule).items()}
-        saved.append((submodule, attributes))
-    tensors = [*module.parameters(), *module.buffers()]
-    values = [tensor.detach().clone() for tensor in tensors]
-    random_state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        for submodule, attributes in saved:
-            vars(submodule).clear()
-            vars(submodule).update(attributes)
-        with torch.no_grad():
-            for tensor, value in zip(tensors, values):
-                if not torch.equal(tensor, value):
-                    tensor.copy_(value)
-        torch.set_rng_state(random_state)
