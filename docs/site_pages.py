@@ -171,9 +171,14 @@ def api_pages() -> dict[str, str]:
         elsewhere = {
             key: described[id(value)] for key, value in objects.items() if callable(value) and id(value) in described
         }
+        # the package has a function of the name of one of its modules, and a name is described once
+        shadowed = [member for member in objects if f"{name}.{member}" in modules]
         described |= {id(value): name for value in objects.values() if id(value) not in described}
         lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :members:", "   :show-inheritance:"]
-        lines += [f"   :exclude-members: {', '.join(elsewhere)}"] * bool(elsewhere)
+        excluded = [*elsewhere, *shadowed]
+        lines += [f"   :exclude-members: {', '.join(excluded)}"] * bool(excluded)
+        for member in shadowed:
+            lines += ["", f".. autofunction:: {name}.{member}", "   :no-index:"]
         lines += ["", *(f"- ``{member}``: see :mod:`{module}`" for member, module in elsewhere.items()), ""]
         pages[f"api/{name}.rst"] = "\n".join(lines)
     return pages
