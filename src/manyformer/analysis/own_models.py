@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from manyformer.analysis.contracts.check import CONTRACTS
 from manyformer.analysis.contracts.check import check as check_subject
+from manyformer.analysis.contracts.check import find_subject as find_any_subject
 from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
 from manyformer.analysis.contracts.subject import Adapter, Subject, SubjectOutput, TargetScore, ToyTraining
 from manyformer.analysis.contracts.trial import Backend
@@ -98,22 +99,20 @@ def check(
     `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be
     checked.
     """
-    subject = find_own_subject(model, keywords or {}, seed, device)
+    subject = find_subject(model, keywords, seed, device)
     return check_subject(subject, length=length, seed=seed, only=only, skip=skip, compiler=compiler, on_row=on_row)
 
 
-def find_own_subject(
+def find_subject(
     model: nn.Module | Adapter | Subject | str | Path,
-    keywords: Mapping[str, Any],
+    keywords: Mapping[str, Any] | None = None,
     seed: int = 0,
     device: str | torch.device | None = None,
-) -> nn.Module | Adapter | Subject:
-    """The subject of a recipe's name, a folder or a model of this library; any other `model` itself.
-
-    Raises UserError for names of neither, and for `keywords` or a `device` of what is built already."""
+) -> Subject:
+    """The subject for any `model` that `check` accepts. Raises UserError for others."""
     # a name comes before a folder of the same name: `check bert` never depends on the working directory
     if isinstance(model, str) and model in recipe_names():
-        return OwnSubject(build_tiny(model, keywords, seed).to(device))
+        return OwnSubject(build_tiny(model, keywords or {}, seed).to(device))
     if keywords:
         raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
     if isinstance(model, str | Path):
@@ -126,7 +125,7 @@ def find_own_subject(
         raise UserError(f"device ({device}) is for a name or a folder; this model has a device already")
     if isinstance(model, Model):
         return OwnSubject(model)
-    return model
+    return find_any_subject(model)
 
 
 @final
