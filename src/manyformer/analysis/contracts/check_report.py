@@ -45,12 +45,16 @@ class CheckLengths(NamedTuple):
 @final
 @dataclass(frozen=True)
 class CheckReport:
-    """The contracts of one model, with the lengths of the sequences and the seed of the inputs."""
+    """The contracts of one model, with the lengths of the sequences and the seed of the inputs.
+
+    `assumptions` are sentences about what was found out about the model instead of being told.
+    """
 
     subject: str
     rows: tuple[ContractRow, ...]
     lengths: CheckLengths
     seed: int
+    assumptions: tuple[str, ...] = ()
 
     @property
     def heading(self) -> str:
@@ -88,7 +92,7 @@ class CheckReport:
             for row in self.rows
         ]
         lines = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
-        return "\n".join([self.heading, *lines, self.summary()])
+        return "\n".join([self.heading, *(f"  {line}" for line in self.assumptions), *lines, self.summary()])
 
     def __str__(self) -> str:
         return self.table()
@@ -98,7 +102,7 @@ class CheckReport:
         from rich.markup import escape
         from rich.table import Table
 
-        title = escape(self.heading)
+        title = escape("\n".join([self.heading, *self.assumptions]))
         caption = escape(self.summary())
         table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
         for heading in ("contract", "verdict"):
@@ -117,7 +121,7 @@ class CheckReport:
         rows = [row._asdict() | {"measured": _json_number(row.measured)} for row in self.rows]
         # `length` is older than `lengths`, and scripts read it
         report = {"subject": self.subject, "ok": self.ok, "length": self.length, "lengths": self.lengths._asdict()}
-        report |= {"seed": self.seed, "rows": rows}
+        report |= {"seed": self.seed, "assumptions": list(self.assumptions), "rows": rows}
         return json_text(report, indent=2, ensure_ascii=True)
 
 

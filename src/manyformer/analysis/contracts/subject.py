@@ -83,7 +83,9 @@ class Subject(ABC):
     make them; such contracts are never reported as passed. `token_ids` are the tokens to draw from. `exact` allows the
     whole model to be converted to float64, so that rounding cannot hide a defect. `measured_anyway` are contracts that
     are measured even if they are not promised, because the number shows how far the model is from keeping them.
-    Without `runs_every_input`, a contract in which the model raises an exception is not run instead of failed."""
+    Without `runs_every_input`, a contract in which the model raises an exception is not run instead of failed.
+    `default_length` is the length of all sequences if none is given, besides a few that show leaks beyond it.
+    `assumptions` are sentences about what was found out about the model instead of being told."""
 
     name: str
     token_ids: Int[Tensor, " n"]
@@ -91,7 +93,9 @@ class Subject(ABC):
     measured_anyway: frozenset[str] = frozenset()
     module: nn.Module | None = None
     max_length: int | None = None
+    min_length: int = 1
     length_multiple: int = 1
+    default_length: int | None = None
     seed: int = 0
     takes_source: bool = False
     per_token: bool = True
@@ -99,6 +103,11 @@ class Subject(ABC):
     chunked: bool = True
     runs_every_input: bool = True
     source_sides: tuple[PaddingSide, ...] = ("left", "right")
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed of the model, one sentence each."""
+        return ()
 
     @property
     def model(self) -> Model | None:
