@@ -1,7 +1,7 @@
 """Context managers that restore what a check changes in a model or in the process."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -61,7 +61,13 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
 @contextmanager
 def restoring_buffers(module: nn.Module) -> Iterator[None]:
     """On exit restore the values of all tensors that a call in training mode may change: those without gradients."""
-    tensors = [*module.buffers(), *(weight for weight in module.parameters() if not weight.requires_grad)]
+    with restoring_values([*module.buffers(), *(w for w in module.parameters() if not w.requires_grad)]):
+        yield
+
+
+@contextmanager
+def restoring_values(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """On exit restore the values of all tensors."""
     values = [tensor.detach().clone() for tensor in tensors]
     try:
         yield

@@ -14,6 +14,7 @@ from manyformer.analysis.contracts.trial import (
     document_lengths,
     failed,
     gradients_of,
+    join_names,
     pad_documents,
     passed,
 )
@@ -24,8 +25,6 @@ from manyformer.nn.batches import IGNORE_INDEX
 from manyformer.nn.runtime.training_hooks import run_post_step_updates
 from manyformer.recipes import build
 from manyformer.recipes.parts.registry import task_of
-
-MAX_NAMES = 4
 
 TOY_STEPS = 200
 LEARNING_RATE = 6e-3
@@ -58,9 +57,9 @@ def gradients(trial: ContractTrial) -> ContractFinding:
     missing = [name for name, grad in grads.items() if grad is None or not grad.any()]
     non_finite = [name for name, grad in grads.items() if grad is not None and not torch.isfinite(grad).all()]
     if non_finite:
-        return failed(f"the gradient of {_join_names(non_finite)} is not finite", float(len(non_finite)), 0.0)
+        return failed(f"the gradient of {join_names(non_finite)} is not finite", float(len(non_finite)), 0.0)
     if missing:
-        return failed(f"no gradient reaches {_join_names(missing)}", float(len(missing)), 0.0)
+        return failed(f"no gradient reaches {join_names(missing)}", float(len(missing)), 0.0)
     return passed(f"all {len(grads)} parameters get a gradient", 0.0, 0.0)
 
 
@@ -71,11 +70,6 @@ def _auxiliary_loss(trial: ContractTrial, inputs: Inputs, logits: Tensor) -> Ten
         return 0.0
     targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=trial.generator).to(logits.device)
     return model.loss(task_of(model).batch(model, inputs, targets)).extra
-
-
-def _join_names(names: list[str]) -> str:
-    omitted = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 @contract("loss", "training loss and score == cross entropy of the logits", needs=("loss", "cross_entropy"))
