@@ -13,8 +13,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import restoring_attributes, restoring_buffers, training_mode
-from manyformer.analysis.contracts.subject import Untestable
-from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ContractTrial
+from manyformer.analysis.contracts.subject import FLOAT32_TOLERANCE, Untestable
+from manyformer.analysis.contracts.trial import FLOAT64_TOLERANCE, ContractTrial
 from manyformer.models.tasks import Inputs
 from manyformer.nn.runtime.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.nn.runtime.training_hooks import run_post_step_updates

@@ -21,7 +21,6 @@ Backend = Literal["aot_eager", "inductor"]
 T = TypeVar("T")
 
 FLOAT64_TOLERANCE = 1e-9
-FLOAT32_TOLERANCE = 2e-5
 """The largest difference of equal results in float64 and in float32, relative to the logits."""
 
 
