@@ -26,8 +26,7 @@ from manyformer.analysis.contracts.subject import (
     seed_everything,
 )
 from manyformer.base.errors import UserError
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import State, tree_map
+from manyformer.nn.model_inputs import Inputs, State, tree_map
 
 EXAMPLE_LENGTH = 32
 """The length of the sequence that shows how a module rounds."""

@@ -1,18 +1,22 @@
 """Hugging Face models as subjects, recognized by their attributes; this module never imports transformers."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self, final
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.subject import Subject, SubjectOutput, Untestable
 from manyformer.base.libraries import reload_model, silence_transformers
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import PADDING_SEGMENT, State, tree_map
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
 
 class HFState(NamedTuple):
@@ -58,6 +62,7 @@ class HuggingFace(Subject):
     """
 
     runs_every_input = False
+    labels: Int[Tensor, "b l"] | None = None
 
     def __init__(self, module: nn.Module) -> None:
         config: Any = module.config
@@ -91,11 +96,19 @@ class HuggingFace(Subject):
             "padding-left": not counts_columns or "it numbers positions by column and takes no position ids",
             "causal": _is_causal(config, generates=generates),
             "cross_attention": self.takes_source or "it reads one sequence only",
+            "targets": "labels" in self.forward_parameters or "its forward takes no labels",
         }
         if self.takes_source:
             reasons["padding-left"] = "decoders of Hugging Face models are padded on the right only"
         reasons["padding-state"] = reasons["padding-left"]
         self.not_promised = NOT_PROMISED | {name: reason for name, reason in reasons.items() if isinstance(reason, str)}
+
+    def logits_with_targets(self, inputs: Inputs, targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l v"]:
+        self.labels = targets
+        try:
+            return self(inputs).logits
+        finally:
+            self.labels = None
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         assert self.module is not None
@@ -134,6 +147,8 @@ class HuggingFace(Subject):
         # encoders do not take it, and some refuse unknown arguments
         if "use_cache" not in self.forward_parameters:
             del arguments["use_cache"]
+        if self.labels is not None:
+            arguments["labels"] = self.labels
         out = self.module(**arguments)
         # a bare encoder or a classifier of sequences
         if getattr(out, "logits", None) is None or out.logits.ndim != 3 or out.logits.shape[1] != length:
@@ -166,12 +181,11 @@ class HuggingFace(Subject):
     def session(self) -> AbstractContextManager[None]:
         return silence_transformers()
 
-    def save_to(self, folder: str) -> None:
+    def saved_copy(self) -> Self:
         assert self.module is not None
-        self.module.save_pretrained(folder)  # type: ignore[operator]
-
-    def copy_from(self, folder: str) -> Self:
-        loaded: nn.Module = reload_model(type(self.module), folder)
+        with TemporaryDirectory() as folder:
+            self.module.save_pretrained(folder)  # type: ignore[operator]
+            loaded: nn.Module = reload_model(type(self.module), folder)
         return type(self)(loaded.to(self.token_ids.device).eval())
 
 

@@ -3,15 +3,16 @@
 import math
 import random
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyformer.nn.runtime.devices import forked_generators
+WITHOUT_GENERATOR = ("cpu", "meta")
+"""The devices that draw from the generator of the process, or not at all."""
 
 COPIED_TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -43,6 +44,15 @@ def restoring_model_and_rng(module: nn.Module | None) -> Iterator[None]:
             random.setstate(python_state)
 
 
+def forked_generators(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
+    """Restore the generators of the CPU and of these devices, all of one type, at the end of the block."""
+    drawing = [device for device in dict.fromkeys(devices) if device.type not in WITHOUT_GENERATOR]
+    types = {device.type for device in drawing} or {"cpu"}
+    assert len(types) == 1, f"tensors of one model are on {sorted(types)}"
+    # torch forks the generators of one type of device, and of the CPU with it
+    return torch.random.fork_rng(drawing, device_type=types.pop())
+
+
 @contextmanager
 def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
     """On exit restore every attribute of every submodule to the same object.
@@ -69,7 +79,13 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
 @contextmanager
 def restoring_buffers(module: nn.Module) -> Iterator[None]:
     """On exit restore the values of all tensors that a call in training mode may change: those without gradients."""
-    tensors = [*module.buffers(), *(weight for weight in module.parameters() if not weight.requires_grad)]
+    with restoring_values([*module.buffers(), *(w for w in module.parameters() if not w.requires_grad)]):
+        yield
+
+
+@contextmanager
+def restoring_values(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """On exit restore the values of all tensors."""
     values = [tensor.detach().clone() for tensor in tensors]
     try:
         yield
@@ -217,3 +233,12 @@ def working_dtype(module: nn.Module | None, *, exact: bool) -> torch.dtype | Non
     if module is not None and any(t.is_floating_point() and t.element_size() < 4 for t in module.parameters()):
         return torch.float32
     return None
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether the device computes in float64; the GPUs of some makers do not."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True

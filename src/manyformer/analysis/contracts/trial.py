@@ -2,23 +2,29 @@
 
 The inputs may be documents of different lengths: padded, or packed several to a row."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, final
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import training_mode
 from manyformer.analysis.contracts.subject import PaddingSide, Subject, SubjectOutput
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import PADDING_SEGMENT, State
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 Backend = Literal["aot_eager", "inductor"]
 
 T = TypeVar("T")
+
+MAX_NAMES = 4
+"""The largest number of names in a sentence."""
 
 FLOAT64_TOLERANCE = 1e-9
 """The largest difference of equal results in float64 and in float32, relative to the logits."""
@@ -41,6 +47,12 @@ def passed(sentence: str, measured: float | None = None, tolerance: float | None
 def failed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
     """The finding of a contract that failed."""
     return ContractFinding(passed=False, sentence=sentence, measured=measured, tolerance=tolerance)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    omitted = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 @final
