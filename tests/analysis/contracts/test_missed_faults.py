@@ -186,6 +186,12 @@ def test_a_fault_is_found_and_named_and_its_sound_twin_passes(
     assert row.verdict == "passed", row.sentence
 
 
+def test_the_rounding_of_a_fourier_transform_is_no_gradient_from_the_future() -> None:
+    for room, verdict in ((True, "passed"), (False, "failed")):
+        row = row_of(Plain(partial(convolved, room=room)), "causal-gradient", length=20)
+        assert row.verdict == verdict, row.sentence
+
+
 def test_a_leak_beyond_the_limit_of_a_model_is_told() -> None:
     faulty = Plain(partial(attended, mask=repeating_mask, low=infinite))
     row = row_of(faulty, "causal", max_length=LENGTH)
