@@ -183,10 +183,11 @@ def is_larger_leak(new: float, old: float) -> bool:
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator, with the shapes of its tensor arguments and results."""
+    """One call of an operator, with the shapes of its tensor arguments and results, and the dtype of the last one."""
 
     name: str
     shapes: tuple[torch.Size, ...]
+    dtype: torch.dtype | None
     is_random: bool
 
 
@@ -218,7 +219,8 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {}, result)) if isinstance(leaf, Tensor)]
         # shapes decide which kernel an operator takes, and so the order of its sums
         shapes = tuple(tensor.shape for tensor in tensors)
-        self.calls.append(OperatorCall(str(func), shapes, torch.Tag.nondeterministic_seeded in func.tags))
+        dtype = tensors[-1].dtype if tensors else None
+        self.calls.append(OperatorCall(str(func), shapes, dtype, torch.Tag.nondeterministic_seeded in func.tags))
         return result
 
 
