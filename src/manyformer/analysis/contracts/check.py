@@ -36,7 +36,7 @@ from manyformer.analysis.contracts.trial import FLOAT64_TOLERANCE, Backend, Cont
 from manyformer.base.errors import UserError, suggest_names
 
 # without repeatable outputs nothing can be compared, so that these two are the first
-_FIRST = (equivalence_contracts.repeatable, equivalence_contracts.traceless)
+_FIRST = (equivalence_contracts.repeatable, equivalence_contracts.seed, equivalence_contracts.traceless)
 _MODULES = (causality_contracts, decoding_contracts, row_contracts, training_contracts, equivalence_contracts)
 
 CONTRACTS = {
