@@ -23,6 +23,7 @@ from manyformer.analysis.contracts.isolation import (
     restoring_model_and_rng,
     working_dtype,
 )
+from manyformer.analysis.contracts.leak_search import PlaceFinder
 from manyformer.analysis.contracts.subject import (
     Adapter,
     AdapterSubject,
@@ -93,6 +94,7 @@ def check(
     selected = _select_contracts(only, skip)
     lengths = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
+    places = PlaceFinder()
     # without gradients, as most contracts compare outputs alone; those that need them switch them on themselves
     with restoring_model_and_rng(subject.module), subject.session(), torch.no_grad():
         subject.seed = seed
@@ -100,10 +102,10 @@ def check(
             if contract.name in selected:
                 row = _row_without_run(contract, subject, rows)
                 if row is None:
-                    row = _run_contract(contract, subject, lengths, seed, compiler)
+                    row = _run_contract(contract, subject, lengths, seed, compiler, places)
                 elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
                     # the number is worth knowing, but a failure is none: the model promises nothing here
-                    measured = _run_contract(contract, subject, lengths, seed, compiler)
+                    measured = _run_contract(contract, subject, lengths, seed, compiler, places)
                     sentence = f"{row.sentence}; measured: {measured.sentence}"
                     row = measured._replace(verdict=row.verdict, sentence=sentence)
                 rows.append(row)
@@ -192,7 +194,7 @@ def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRo
 
 
 def _run_contract(
-    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend
+    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend, places: PlaceFinder
 ) -> ContractRow:
     exact = contract.exact and subject.exact
     # each contract draws from a generator of its own: with `only` it sees the same inputs as in a whole check
@@ -211,6 +213,10 @@ def _run_contract(
     try:
         with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
             finding = contract.run(trial)
+        place = None
+        if not finding.passed:
+            with restoring_attributes(subject.module):
+                place = places.find(contract, trial)
     except Untestable as error:
         return ContractRow(contract.name, "not run", f"not run: {error}")
     # whatever a model raises is a finding about it; the other contracts are still worth running
@@ -222,7 +228,7 @@ def _run_contract(
             return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
         return ContractRow(contract.name, "failed", sentence)
     verdict: ContractVerdict = "passed" if finding.passed else "failed"
-    return ContractRow(contract.name, verdict, finding.sentence, finding.measured, finding.tolerance)
+    return ContractRow(contract.name, verdict, finding.sentence, finding.measured, finding.tolerance, place)
 
 
 @final

@@ -92,15 +92,12 @@ class LeakPlace:
 
     @property
     def layers_told(self) -> str | None:
-        """Which of the submodules of this class are concerned, or None if it is the only one."""
+        """In how many submodules of this class a change enters, or None if there is only one of them."""
         if self.layer_count < 2 or not self.layers:
             return None
-        if len(self.layers) >= self.layer_count:
-            return f"in all {self.layer_count} modules of this class"
-        if len(self.layers) == 1:
-            return f"only in {self.layers[0]}, of {self.layer_count} modules of this class"
-        shown = ", ".join(self.layers[:4]) + (", ..." if len(self.layers) > 4 else "")
-        return f"in {len(self.layers)} of {self.layer_count} modules of this class: {shown}"
+        if len(self.layers) == self.layer_count:
+            return f"in all {self.layer_count} {self.module_class}"
+        return f"in {len(self.layers)} of {self.layer_count} {self.module_class}"
 
     @property
     def what(self) -> str:
@@ -114,21 +111,17 @@ class LeakPlace:
         if self.size is not None:
             size = f" by {_short(self.size)}"
         if self.relative_size is not None:
-            size = f"{size} ({_short(self.relative_size)} of the largest)"
+            size = f"{size} ({_short(self.relative_size)} relative)"
         row = "" if self.row is None else f"row {self.row}, "
         length = "" if self.length is None else f", {self.length} tokens"
-        mode = ", training mode" if self.training else ""
+        mode = ", training" if self.training else ""
         return f"{row}output {self.output} changes with {cause}{size}{length}{mode}"
 
     def lines(self, width: int = 80) -> list[str]:
         """The place for a table of text: two or three lines of at most `width` characters."""
-        where = self.where
-        if self.layers_told is not None:
-            where = f"{where}, {self.layers_told}"
-        told = [self.what, where]
-        if self.statement is not None:
-            told.append(self.statement)
-        return [textwrap.shorten(line, width, placeholder=" ...") if " " in line else line[:width] for line in told]
+        details = [text for text in (self.statement, self.layers_told) if text is not None]
+        told = [self.what, self.where, "; ".join(details)]
+        return [shortened(line, width) for line in told if line]
 
     def snippet(self) -> str:
         """Python that shows the leak of `logits`, a function from tokens (b, l) to logits; empty for other kinds."""
@@ -169,6 +162,14 @@ def _tensor_lines(name: str, rows: tuple[tuple[int, ...], ...]) -> list[str]:
         row[-1] += ","
         lines += [f"        {line}" for line in row]
     return [*lines, "    ]", ")"]
+
+
+def shortened(line: str, width: int) -> str:
+    """The line in at most `width` characters, the middle left out: a file and a statement are both worth seeing."""
+    if len(line) <= width:
+        return line
+    head = (width - 5) * 2 // 3
+    return f"{line[:head]} ... {line[len(line) - (width - 5 - head) :]}"
 
 
 def _short(value: float) -> str:
