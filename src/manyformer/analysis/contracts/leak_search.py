@@ -16,13 +16,13 @@ from torch import Tensor
 from manyformer.analysis.contracts.isolation import in_dtype
 from manyformer.analysis.contracts.leak_place import DependenceMatrix, LeakKind, LeakPlace
 from manyformer.analysis.contracts.module_trace import (
-    Comparison,
     Culprit,
     ModuleTrace,
+    PartComparison,
     Run,
+    RunPart,
     Statement,
     TooLarge,
-    Window,
     find_statement,
     names_of,
     same_class,
@@ -44,7 +44,7 @@ from manyformer.analysis.contracts.trial import (
     ContractTrial,
     pad_documents,
 )
-from manyformer.models.tasks import Inputs
+from manyformer.nn.model_inputs import Inputs
 
 MAX_SECONDS = 20.0
 """The time that one search may take; what is found by then is told."""
@@ -69,16 +69,16 @@ class OutOfTime(Exception):
 
 
 class Pair(NamedTuple):
-    """Two runs whose outputs should agree within their windows."""
+    """Two runs whose outputs should agree within their parts."""
 
     first: Run
     second: Run
 
     def change(self) -> Tensor:
         """How far the outputs differ at each compared position. Raises ValueError if they cannot be compared."""
-        first = self.first.window.part_of(self.first.call())
+        first = self.first.part.cut(self.first.call())
         self.second.prepare()
-        second = self.second.window.part_of(self.second.call())
+        second = self.second.part.cut(self.second.call())
         if first is None or second is None or first.shape != second.shape:
             raise ValueError("the outputs of the two runs have no common part")
         return (first - second).abs().flatten(0, -3).amax((0, -1)).cpu()
@@ -358,9 +358,9 @@ class _LeakSearch:
 
     def _later_pair(self, forward: Forward, leak: Leak) -> Pair:
         assert leak.exchange is not None
-        window = Window(1, leak.inputs.tokens.shape[1], 0, 0, leak.exchange.start)
+        part = RunPart(1, leak.inputs.tokens.shape[1], 0, 0, leak.exchange.start)
         exchanged = leak.exchanged_inputs()
-        return Pair(Run(lambda: forward(leak.inputs), window), Run(lambda: forward(exchanged), window))
+        return Pair(Run(lambda: forward(leak.inputs), part), Run(lambda: forward(exchanged), part))
 
     def _matrix(self, forward: Forward, shortest: int) -> DependenceMatrix | None:
         """Which outputs change with which tokens, at a length that shows the leak and some of its surroundings."""
@@ -411,7 +411,7 @@ class _LeakSearch:
         if not len(beyond):
             return None
         size = float(change.max())
-        position = int(beyond[0]) + pair.first.window.start
+        position = int(beyond[0]) + pair.first.part.start
         relative_size = size / self.scale if self.scale else None
         return _Found(pair, {"output": position, "size": size, "relative_size": relative_size, **fields})
 
@@ -432,8 +432,8 @@ class _LeakSearch:
                 continue
             smallest = smallest or found
             tried += 1
-            window = pair.first.window
-            if tried > 8 or (not (sizes & {window.length, window.rows} - {1}) and window.length > 6):
+            part = pair.first.part
+            if tried > 8 or (not (sizes & {part.length, part.rows} - {1}) and part.length > 6):
                 return found._replace(fields=smallest.fields)
         return smallest
 
@@ -449,8 +449,8 @@ class _LeakSearch:
 
     def _length_pair(self, forward: Forward, inputs: Inputs, size: int) -> Pair:
         beginning = inputs.columns(0, size)
-        whole = Run(lambda: forward(inputs), Window(1, inputs.tokens.shape[1], 0, 0, size))
-        return Pair(whole, Run(lambda: forward(beginning), Window(1, size, 0, 0, size)))
+        whole = Run(lambda: forward(inputs), RunPart(1, inputs.tokens.shape[1], 0, 0, size))
+        return Pair(whole, Run(lambda: forward(beginning), RunPart(1, size, 0, 0, size)))
 
     def _find_rows(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
@@ -467,17 +467,17 @@ class _LeakSearch:
         """The other rows exchanged, one of a row's tokens all over them, and, in evaluation, no other rows at all."""
         inputs = both.rows(range(rows))
         for row in (rows - 1, 0):
-            window = Window(rows, length, row, 0, length)
-            batch = Run(lambda: forward(inputs), window)
+            part = RunPart(rows, length, row, 0, length)
+            batch = Run(lambda: forward(inputs), part)
             exchanged = both.rows([index if index == row else index + rows for index in range(rows)])
             crowded = inputs.tokens[row, :1].expand_as(inputs.tokens).clone()
             crowded[row] = inputs.tokens[row]
             for other in (exchanged, inputs._replace(tokens=crowded)):
                 fields = {"tokens": _rows(inputs.tokens), "exchanged": _rows(other.tokens)}
-                other_batch = Run(partial(forward, other), window)
+                other_batch = Run(partial(forward, other), part)
                 yield Pair(batch, other_batch), {**fields, "row": row, "length": length}
             if not self.training:
-                alone = Run(partial(forward, inputs.rows([row])), Window(1, length, 0, 0, length))
+                alone = Run(partial(forward, inputs.rows([row])), RunPart(1, length, 0, 0, length))
                 yield Pair(batch, alone), {"row": row, "length": length, "tokens": _rows(inputs.tokens)}
 
     def _find_targets(self, forward: Forward) -> _Found | None:
@@ -486,14 +486,14 @@ class _LeakSearch:
                 inputs = self._inputs(1, length)
                 first = self.trial.tokens(1, length)
                 second = self.trial.different_tokens(first)
-                window = Window(1, length, 0, 0, length)
+                part = RunPart(1, length, 0, 0, length)
 
                 def run(targets: Tensor, inputs: Inputs = inputs) -> Tensor:
                     logits = self.subject.logits_with_targets(inputs, targets)  # type: ignore[attr-defined]
                     self.scale = max(self.scale, float(logits.abs().max()))
                     return logits  # type: ignore[no-any-return]
 
-                pair = Pair(Run(partial(run, first), window), Run(partial(run, second), window))
+                pair = Pair(Run(partial(run, first), part), Run(partial(run, second), part))
                 yield pair, {"length": length, "tokens": _rows(first), "exchanged": _rows(second)}
 
         return self._first_that_shows(pairs())
@@ -536,8 +536,8 @@ class _LeakSearch:
         def step() -> Tensor:
             return self.subject(inputs.columns(start, start + size), states[0]).logits
 
-        whole = Run(lambda: forward(inputs), Window(1, length, 0, start, start + size))
-        return Pair(whole, Run(step, Window(1, size, 0, 0, size), prepare))
+        whole = Run(lambda: forward(inputs), RunPart(1, length, 0, start, start + size))
+        return Pair(whole, Run(step, RunPart(1, size, 0, 0, size), prepare))
 
     def _find_padding(self, forward: Forward) -> _Found | None:
         side = "left" if self.contract.endswith("left") else "right"
@@ -549,8 +549,8 @@ class _LeakSearch:
                 slot = slots[1]
                 size = slot.stop - slot.start
                 rows, width = padded.tokens.shape
-                batch = Run(partial(forward, padded), Window(rows, width, slot.row, slot.start, slot.stop))
-                alone = Run(partial(forward, documents[1]), Window(1, size, 0, 0, size))
+                batch = Run(partial(forward, padded), RunPart(rows, width, slot.row, slot.start, slot.stop))
+                alone = Run(partial(forward, documents[1]), RunPart(1, size, 0, 0, size))
                 yield (
                     Pair(batch, alone),
                     {"row": slot.row, "length": padded.tokens.shape[1], "tokens": _rows(padded.tokens)},
@@ -567,8 +567,8 @@ class _LeakSearch:
             return {}
         culprits: list[Culprit] = []
         for tolerance in self._trace_tolerances():
-            comparison = Comparison(
-                pair.first.window, pair.second.window, tolerance, floating_only=self.kind == "targets"
+            comparison = PartComparison(
+                pair.first.part, pair.second.part, tolerance, floating_only=self.kind == "targets"
             )
             try:
                 trace = ModuleTrace(module, comparison)
@@ -606,7 +606,7 @@ class _LeakSearch:
             return (1e-10, 0.0)
         return (1e-5, 1e-7, 0.0)
 
-    def _find_statement(self, pair: Pair, culprit: Culprit, comparison: Comparison) -> Statement | None:
+    def _find_statement(self, pair: Pair, culprit: Culprit, comparison: PartComparison) -> Statement | None:
         assert self.subject.module is not None
         try:
             return find_statement(self.subject.module, culprit, comparison, *pair)

@@ -28,7 +28,7 @@ MAX_BYTES = 1 << 28
 TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
 
 
-class Window(NamedTuple):
+class RunPart(NamedTuple):
     """The part of a run of `rows` rows and `length` tokens that is compared: columns `start` to `stop` of `row`."""
 
     rows: int
@@ -37,7 +37,7 @@ class Window(NamedTuple):
     start: int
     stop: int
 
-    def part_of(self, tensor: Tensor) -> Tensor | None:
+    def cut(self, tensor: Tensor) -> Tensor | None:
         """This part of a tensor of any layout, a view where possible; None if its axes do not tell tokens.
 
         Layouts are (b, t, d), (t, b, d), (b, h, t, d), (b*t, d), (b*h, t, d), (b, t/c, c, d) and their like. All axes
@@ -92,7 +92,7 @@ class Run(NamedTuple):
     """One call of a model, the part of it that is compared, and what comes before it, which is not watched."""
 
     call: Callable[[], Tensor]
-    window: Window
+    part: RunPart
     prepare: Callable[[], None] = do_nothing
 
 
@@ -105,10 +105,10 @@ class Judgment:
 
 
 @final
-class Comparison:
+class PartComparison:
     """What counts as a difference: more than `tolerance`, relative to the largest number of a tensor."""
 
-    def __init__(self, first: Window, second: Window, tolerance: float, *, floating_only: bool = False) -> None:
+    def __init__(self, first: RunPart, second: RunPart, tolerance: float, *, floating_only: bool = False) -> None:
         self.first = first
         self.second = second
         self.tolerance = tolerance
@@ -147,12 +147,12 @@ class Comparison:
             if part is not None and key in expected and part.shape == expected[key].shape:
                 yield key, part.detach(), expected[key]
 
-    def _part(self, window: Window, tensor: Tensor) -> Tensor | None:
+    def _part(self, compared: RunPart, tensor: Tensor) -> Tensor | None:
         if self.floating_only and not (tensor.is_floating_point() or tensor.is_complex()):
             return None
         if tensor.layout != torch.strided or not tensor.numel():
             return None
-        return window.part_of(tensor)
+        return compared.cut(tensor)
 
     def _differ(self, expected: Tensor, actual: Tensor) -> bool:
         if not (actual.is_floating_point() or actual.is_complex()):
@@ -270,7 +270,7 @@ def watching(module: nn.Module, enter: Callable[..., None], leave: Callable[...,
 class ModuleTrace:
     """Two runs of a module, compared call by call."""
 
-    def __init__(self, module: nn.Module, comparison: Comparison) -> None:
+    def __init__(self, module: nn.Module, comparison: PartComparison) -> None:
         self.module = module
         self.comparison = comparison
         self.kept: dict[CallKey, KeptCall] = {}
@@ -360,7 +360,7 @@ class ModuleTrace:
 class StatementSearch(TorchFunctionMode):
     """Records the operations in one call of a submodule, outside of its children, or compares them with a first run."""
 
-    def __init__(self, comparison: Comparison, expected: "StatementSearch | None" = None) -> None:
+    def __init__(self, comparison: PartComparison, expected: "StatementSearch | None" = None) -> None:
         super().__init__()
         self.comparison = comparison
         self.expected = expected
@@ -412,7 +412,7 @@ class StatementSearch(TorchFunctionMode):
 
 
 def find_statement(
-    module: nn.Module, culprit: Culprit, comparison: Comparison, first: Run, second: Run
+    module: nn.Module, culprit: Culprit, comparison: PartComparison, first: Run, second: Run
 ) -> Statement | None:
     """The first statement of the call whose result differs although nothing before it does."""
     searches: list[StatementSearch] = []
