@@ -19,19 +19,25 @@ class MatrixCell(NamedTuple):
 @final
 @dataclass(frozen=True)
 class DependenceMatrix:
-    """Which outputs change if a token is exchanged: `rows[i][j]` for output i and token j.
+    """Which outputs change if a token is exchanged: `rows[i][j]` for output i and token j, counted from `start`.
 
     A row and a column stand for `bin_size` neighboring positions if the sequence is long.
     """
 
     rows: tuple[tuple[bool, ...], ...]
+    start: int = 0
     bin_size: int = 1
 
     @property
     def leaks(self) -> tuple[MatrixCell, ...]:
         """The cells of outputs that depend on a later token."""
         size = len(self.rows)
-        return tuple(MatrixCell(i, j) for i in range(size) for j in range(i + 1, size) if self.rows[i][j])
+        cells = ((i, j) for i in range(size) for j in range(i + 1, size) if self.rows[i][j])
+        return tuple(MatrixCell(self.position(i), self.position(j)) for i, j in cells)
+
+    def position(self, index: int) -> int:
+        """The first position that a row or a column stands for."""
+        return self.start + index * self.bin_size
 
 
 @final
@@ -151,7 +157,7 @@ class LeakPlace:
                 record[key] = str(record[key])
         if self.matrix is not None:
             rows = ["".join("1" if cell else "0" for cell in row) for row in self.matrix.rows]
-            record["matrix"] = {"rows": rows, "bin_size": self.matrix.bin_size}
+            record["matrix"] = {"rows": rows, "start": self.matrix.start, "bin_size": self.matrix.bin_size}
         return record | {"where": self.where, "what": self.what, "snippet": self.snippet()}
 
 

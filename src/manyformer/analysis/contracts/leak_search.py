@@ -58,6 +58,9 @@ TRACED_LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71
 PICTURE_SIZE = 32
 """The largest number of rows and columns of a matrix."""
 
+EXACT_TOLERANCE = 1e-7
+"""The largest change that is rounding where the same operators run on equal shapes in float32."""
+
 OTHER_ROWS = (2, 3, 5, 7)
 
 LATER = frozenset({"causal", "causal-gradient", "causal-training", "causal-autocast"})
@@ -205,19 +208,18 @@ class _LeakSearch:
         if found is None:
             return None
         fields = found.fields | {"kind": self.kind, "training": self.training}
-        if self.kind == "later tokens":
-            try:
-                fields["matrix"] = self._matrix(forward, fields["length"])
-            except OutOfTime:
-                self.notes.append("the matrix was left out, as it would have taken too long")
         fields |= self._find_module(found.pair)
         return LeakPlace(**fields, notes=tuple(self.notes))
 
     @property
     def allowed(self) -> float:
         """The largest change that is rounding."""
-        tolerance = FLOAT64_TOLERANCE if self.dtype == torch.float64 else FLOAT32_TOLERANCE
-        return tolerance * self.scale
+        if self.dtype == torch.float64:
+            return FLOAT64_TOLERANCE * self.scale
+        # runs of equal shapes round equally
+        if self.kind == "later tokens":
+            return EXACT_TOLERANCE * self.scale
+        return FLOAT32_TOLERANCE * self.scale
 
     def _lengths(self, lengths: Sequence[int], limit: int | None = None) -> list[int]:
         """Those of the lengths that the subject takes, rounded up to its multiples, each once."""
@@ -234,7 +236,7 @@ class _LeakSearch:
             return None
         leak = self._shortened(forward, leak)
         assert leak.exchange is not None
-        fields = {
+        fields: dict[str, Any] = {
             "output": leak.first_output,
             "token": leak.exchange.start,
             "size": leak.size,
@@ -243,7 +245,12 @@ class _LeakSearch:
             "tokens": _rows(leak.inputs.tokens),
             "exchanged": _rows(leak.exchanged_inputs().tokens),
         }
-        return _Found(self._later_pair(forward, self._traceable(forward, leak)), fields)
+        try:
+            fields["matrix"] = self._matrix(forward, leak)
+            leak = self._traceable(forward, leak)
+        except OutOfTime:
+            self.notes.append("the matrix was left out, as it would have taken too long")
+        return _Found(self._later_pair(forward, leak), fields)
 
     def _shortest_leak(self, forward: Forward) -> Leak | None:
         """A leak in a sequence as short as possible: each token alone first, then all from a position on."""
@@ -272,8 +279,8 @@ class _LeakSearch:
         return None
 
     def _tolerance(self) -> float | None:
-        """Relative to the logits; None is the usual one of their dtype. Bits decide where float64 cannot be had."""
-        return None if self.dtype == torch.float64 else 1e-6
+        """Relative to the logits; None is the usual one of their dtype."""
+        return None if self.dtype == torch.float64 else EXACT_TOLERANCE
 
     def _inputs(self, rows: int, length: int) -> Inputs:
         return self.trial.draw(rows, length, source=min(length, self.trial.length))
@@ -362,29 +369,33 @@ class _LeakSearch:
         exchanged = leak.exchanged_inputs()
         return Pair(Run(lambda: forward(leak.inputs), part), Run(lambda: forward(exchanged), part))
 
-    def _matrix(self, forward: Forward, shortest: int) -> DependenceMatrix | None:
+    def _matrix(self, forward: Forward, leak: Leak) -> DependenceMatrix | None:
         """Which outputs change with which tokens, at a length that shows the leak and some of its surroundings."""
+        assert leak.exchange is not None
+        shortest = leak.inputs.tokens.shape[1]
         lengths = self._lengths([length for length in (12, 24, PICTURE_SIZE) if length >= shortest + 4] + [shortest])
+        # both ends of the leak, or, where they are far apart, all of the sequence in bins
+        bin_size = 1 if leak.exchange.start - leak.first_output < PICTURE_SIZE - 4 else -(-shortest // PICTURE_SIZE)
         for length in lengths:
-            matrix = self._measure_matrix(forward, length)
-            if matrix is not None and matrix.leaks:
+            first = max(min(leak.first_output - 4, length - PICTURE_SIZE), 0) if bin_size == 1 else 0
+            starts = range(first, min(length, first + PICTURE_SIZE * bin_size), bin_size)
+            matrix = self._measure_matrix(forward, length, starts)
+            if matrix.leaks:
                 return matrix
         return None
 
-    def _measure_matrix(self, forward: Forward, length: int) -> DependenceMatrix | None:
+    def _measure_matrix(self, forward: Forward, length: int, starts: range) -> DependenceMatrix:
         inputs = self._inputs(1, length)
-        bin_size = -(-length // PICTURE_SIZE)
-        starts = range(0, length, bin_size)
+        bin_size = starts.step
         changed = torch.zeros(len(starts), len(starts), dtype=torch.bool)
         # a second draw of other tokens: a discrete choice may be the same for the first
         for _ in range(2):
             exchanges = [self._exchange(inputs, start, min(start + bin_size, length)) for start in starts]
-            change = self._changes(forward, inputs, exchanges)
-            for token, row in enumerate(change):
-                beyond = ~(row <= max(self.allowed, 1e-6 * self.scale * (self.dtype is None)))
+            beyond = ~(self._changes(forward, inputs, exchanges) <= self.allowed)
+            for token in range(len(starts)):
                 for output, start in enumerate(starts):
-                    changed[output, token] |= bool(beyond[start : start + bin_size].any())
-        return DependenceMatrix(tuple(tuple(row) for row in changed.tolist()), bin_size)
+                    changed[output, token] |= bool(beyond[token, start : start + bin_size].any())
+        return DependenceMatrix(tuple(tuple(row) for row in changed.tolist()), starts.start, bin_size)
 
     def _changes(self, forward: Forward, inputs: Inputs, exchanges: Sequence[Exchange]) -> Tensor:
         """How far each output changes (exchanges, tokens): in one batch, or one by one if rows change each other."""
