@@ -128,7 +128,8 @@ def test_a_leak_in_a_late_period_is_shortened_to_a_few_tokens() -> None:
     assert place is not None
     assert (place.output, place.token, place.length) == (2, 5, 6)
     assert place.matrix is not None
-    assert place.matrix.leaks == ((2, 5),)
+    # the layer before has mixed the tokens, so that token 5 carries those between
+    assert place.matrix.leaks == ((2, 3), (2, 4), (2, 5))
 
 
 def test_a_leak_beyond_the_short_lengths_is_found() -> None:

@@ -206,7 +206,7 @@ def _run_contract(
         place = None
         if not finding.passed:
             with restoring_attributes(subject.module):
-                place = places.find(contract, trial)
+                place = places.find(contract, trial, finding.evidence)
     except Untestable as error:
         return ContractRow(contract.name, "not run", f"not run: {error}")
     # whatever a model raises is a finding about it; the other contracts are still worth running

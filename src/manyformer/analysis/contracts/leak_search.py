@@ -49,8 +49,8 @@ from manyformer.nn.model_inputs import Inputs
 MAX_SECONDS = 20.0
 """The time that one search may take; what is found by then is told."""
 
-SHORT_LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64)
-"""Lengths at which every token is exchanged in search of the shortest sequence."""
+SHORT_LENGTHS = (2, 4, 8, 16, 32)
+"""Lengths at which every token is exchanged in search of a short sequence, which is then shortened further."""
 
 TRACED_LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107)
 """Lengths that are rarely sizes of other axes."""
@@ -94,22 +94,25 @@ class PlaceFinder:
     def __init__(self) -> None:
         self._places: dict[tuple[LeakKind, bool], LeakPlace | None] = {}
 
-    def find(self, contract: Contract, trial: ContractTrial) -> LeakPlace | None:
-        """The place of a contract that failed; None if it has none, or if nothing was found."""
+    def find(self, contract: Contract, trial: ContractTrial, evidence: object = None) -> LeakPlace | None:
+        """The place of a contract that failed; None if it has none, or if nothing was found.
+
+        `evidence` is what its finding has: the leak that it measured, if it exchanged tokens.
+        """
         name = contract.name
         kind = kind_of(name)
         if kind is None:
             return None
         key = (kind, name.endswith("training"))
         if kind in ("cache", "padding") or name == "causal-autocast":
-            return self._search(kind, name, trial)
+            return self._search(kind, name, trial, evidence)
         if key not in self._places:
-            self._places[key] = self._search(kind, name, trial)
+            self._places[key] = self._search(kind, name, trial, evidence)
         return self._places[key]
 
-    def _search(self, kind: LeakKind, name: str, trial: ContractTrial) -> LeakPlace | None:
+    def _search(self, kind: LeakKind, name: str, trial: ContractTrial, evidence: object) -> LeakPlace | None:
         try:
-            return _LeakSearch(kind, name, trial).find()
+            return _LeakSearch(kind, name, trial, evidence).find()
         # a place is an addition: the contract has its verdict, whatever a model raises here
         except Exception:
             return None
@@ -133,11 +136,12 @@ class _Found(NamedTuple):
 
 
 class _LeakSearch:
-    def __init__(self, kind: LeakKind, contract: str, trial: ContractTrial) -> None:
+    def __init__(self, kind: LeakKind, contract: str, trial: ContractTrial, evidence: object) -> None:
         self.kind = kind
         self.contract = contract
         self.training = contract.endswith("training")
         self.trial = trial
+        self.evidence = evidence if isinstance(evidence, Leak) and evidence.exchange is not None else None
         self.subject = trial.subject
         self.deadline = time.monotonic() + MAX_SECONDS
         self.notes: list[str] = []
@@ -253,29 +257,37 @@ class _LeakSearch:
         return _Found(self._later_pair(forward, leak), fields)
 
     def _shortest_leak(self, forward: Forward) -> Leak | None:
-        """A leak in a sequence as short as possible: each token alone first, then all from a position on."""
+        """A leak in a short sequence, or the one that the contract found, or one in a long sequence."""
         long_length = self.trial.long_length
-        longer = [length for length in (96, 128, 192, 256, 384, long_length) if 64 < length <= long_length]
-        raised: list[int] = []
-        for length in self._lengths((*SHORT_LENGTHS, *longer, *filter(None, (self.trial.probe_length,)))):
-            inputs = self._inputs(1, length)
-            tests = []
-            # exchanges of single tokens take as many rows as there are tokens
-            if length <= long_length:
-                tests.append(ExchangeTest(inputs, [self._exchange(inputs, i, i + 1) for i in range(1, length)]))
-            step = max(length // 16, 1)
-            cuts = range(1, length, step)
-            tests.append(ExchangeTest(inputs, [self._exchange(inputs, i, length) for i in cuts]))
-            try:
-                for test in tests:
-                    leak = measure_leaks(forward, [test], tolerance=self._tolerance())
-                    if leak.exchange is not None:
-                        return leak
-            except OutOfTime:
-                raise
-            # models raise whatever they like at a length that they do not take
-            except Exception:
-                raised.append(length)
+        for length in self._lengths(SHORT_LENGTHS):
+            leak = self._leak_at(forward, length)
+            if leak is not None:
+                return leak
+        if self.evidence is not None and self.evidence.exchange is not None:
+            leak = self._leaks(forward, self.evidence.inputs, self.evidence.exchange)
+            if leak is not None:
+                return leak
+        for length in self._lengths((64, 128, 256, long_length), long_length):
+            leak = self._leak_at(forward, length)
+            if leak is not None:
+                return leak
+        return None
+
+    def _leak_at(self, forward: Forward, length: int) -> Leak | None:
+        """A leak at this length: of a single token, or of all from a position on; None if the model refuses it."""
+        inputs = self._inputs(1, length)
+        singles = [self._exchange(inputs, start, start + 1) for start in range(1, length)]
+        suffixes = [self._exchange(inputs, start, length) for start in range(1, length - 1, max(length // 16, 1))]
+        try:
+            for exchanges in filter(None, (singles, suffixes)):
+                leak = measure_leaks(forward, [ExchangeTest(inputs, exchanges)], tolerance=self._tolerance())
+                if leak.exchange is not None:
+                    return leak
+        except OutOfTime:
+            raise
+        # models raise whatever they like at a length that they do not take
+        except Exception:
+            return None
         return None
 
     def _tolerance(self) -> float | None:
@@ -305,6 +317,9 @@ class _LeakSearch:
         try:
             leak = self._with_fewer_exchanged(forward, leak)
             leak = self._with_fewer_tokens(forward, leak)
+            # tokens before the one that is seen too early leak through it: the last of the shortest input is that one
+            length = leak.inputs.tokens.shape[1]
+            leak = self._leaks(forward, leak.inputs, self._exchange(leak.inputs, length - 1, length)) or leak
         except OutOfTime:
             self.notes.append("a shorter input may exist, the search took too long")
         return leak
@@ -450,7 +465,7 @@ class _LeakSearch:
 
     def _find_length(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            for length in self._lengths((*SHORT_LENGTHS, *TRACED_LENGTHS, self.trial.long_length)):
+            for length in self._lengths((2, 4, 8, *TRACED_LENGTHS, self.trial.long_length)):
                 inputs = self._inputs(1, length)
                 for size in dict.fromkeys(self._lengths((length - 1, length // 2, 1))):
                     if 0 < size < length:

@@ -32,12 +32,16 @@ FLOAT32_TOLERANCE = 2e-5
 
 
 class ContractFinding(NamedTuple):
-    """The result of a contract: whether it passed, a sentence, the measured number and its upper bound."""
+    """The result of a contract: whether it passed, a sentence, the measured number and its upper bound.
+
+    `evidence` is the exchange of tokens that broke it, from which the search of its place begins.
+    """
 
     passed: bool
     sentence: str
     measured: float | None = None
     tolerance: float | None = None
+    evidence: object = None
 
 
 def passed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
