@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, final
 
-LeakKind = Literal["later tokens", "length", "other rows", "targets", "cache", "padding"]
+LeakKind = Literal["later tokens", "length", "other rows", "targets", "cache", "padding", "packing", "random numbers"]
 """What an output depends on although it should not."""
 
 
@@ -110,18 +110,22 @@ class LeakPlace:
         """The positions and the size of the change in one line."""
         if self.output is None:
             return f"an output depends on {self.kind}"
-        cause = self.kind
-        if self.kind == "later tokens" and self.token is not None:
-            cause = f"token {self.token}"
         size = ""
         if self.size is not None:
             size = f" by {_short(self.size)}"
         if self.relative_size is not None:
             size = f"{size} ({_short(self.relative_size)} relative)"
-        row = "" if self.row is None else f"row {self.row}, "
-        length = "" if self.length is None else f", {self.length} tokens"
-        mode = ", training" if self.training else ""
-        return f"{row}output {self.output} changes with {cause}{size}{length}{mode}"
+        told = {
+            "later tokens": f"output {self.output} changes with token {self.token}{size}, {self.length} tokens",
+            "length": f"output {self.output} of {self.token} tokens changes{size} if {self.length} are given",
+            "other rows": f"row {self.row}, output {self.output} changes with other rows{size}",
+            "targets": f"output {self.output} changes with the targets{size}",
+            "cache": f"output {self.output}, a step from a cache, differs from one pass{size}",
+            "padding": f"row {self.row}, output {self.output} changes with the padding{size}",
+            "packing": f"output {self.output} changes with the documents in its row{size}",
+            "random numbers": f"output {self.output} changes with the seed{size}",
+        }[self.kind]
+        return f"{told}, training" if self.training else told
 
     def lines(self, width: int = 80) -> list[str]:
         """The place for a table of text: two or three lines of at most `width` characters."""

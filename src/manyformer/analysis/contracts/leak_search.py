@@ -4,6 +4,7 @@ Everything here is tried on short sequences first, in the dtype that separates a
 found is left out and said; nothing that is raised here changes a verdict.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -42,6 +43,8 @@ from manyformer.analysis.contracts.trial import (
     FLOAT64_TOLERANCE,
     Contract,
     ContractTrial,
+    RowItem,
+    pack_documents,
     pad_documents,
 )
 from manyformer.nn.model_inputs import Inputs
@@ -120,7 +123,12 @@ class PlaceFinder:
 
 def kind_of(contract: str) -> LeakKind | None:
     """What an output depends on if this contract is broken; None for contracts without a place."""
-    kinds: dict[str, LeakKind] = {"length": "length", "targets": "targets"}
+    kinds: dict[str, LeakKind] = {
+        "length": "length",
+        "targets": "targets",
+        "packing": "packing",
+        "seed": "random numbers",
+    }
     kinds |= dict.fromkeys(LATER, "later tokens")
     kinds |= dict.fromkeys(("batch", "batch-training"), "other rows")
     kinds |= dict.fromkeys(CACHED, "cache")
@@ -204,6 +212,8 @@ class _LeakSearch:
             "targets": self._find_targets,
             "cache": self._find_cache,
             "padding": self._find_padding,
+            "packing": self._find_packing,
+            "random numbers": self._find_random,
         }
         try:
             found = searches[self.kind](forward)
@@ -526,8 +536,10 @@ class _LeakSearch:
 
     def _find_cache(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            for length in self._lengths((2, 3, 4, 6, 8, *TRACED_LENGTHS[:6], self.trial.length)):
-                inputs = self._inputs(1, length)
+            lengths = self._lengths((2, 3, 4, 6, 8, *TRACED_LENGTHS[:6], self.trial.length))
+            # several rows, if one does not show it: the states of rows may be confused
+            for rows, length in itertools.product((1, 3, 5), lengths):
+                inputs = self._inputs(rows, length)
                 for sizes in self._chunks(length):
                     start = 0
                     for size in sizes:
@@ -546,7 +558,8 @@ class _LeakSearch:
 
     def _step_pair(self, forward: Forward, inputs: Inputs, sizes: list[int], start: int, size: int) -> Pair:
         """One pass over all tokens, and the step of `size` tokens from the state after those before `start`."""
-        length = inputs.tokens.shape[1]
+        rows, length = inputs.tokens.shape
+        row = rows // 2
         states: list[Any] = []
 
         def prepare() -> None:
@@ -562,8 +575,8 @@ class _LeakSearch:
         def step() -> Tensor:
             return self.subject(inputs.columns(start, start + size), states[0]).logits
 
-        whole = Run(lambda: forward(inputs), RunPart(1, length, 0, start, start + size))
-        return Pair(whole, Run(step, RunPart(1, size, 0, 0, size), prepare))
+        whole = Run(lambda: forward(inputs), RunPart(rows, length, row, start, start + size))
+        return Pair(whole, Run(step, RunPart(rows, size, row, 0, size), prepare))
 
     def _find_padding(self, forward: Forward) -> _Found | None:
         side = "left" if self.contract.endswith("left") else "right"
@@ -581,6 +594,39 @@ class _LeakSearch:
                     Pair(batch, alone),
                     {"row": slot.row, "length": padded.tokens.shape[1], "tokens": _rows(padded.tokens)},
                 )
+
+        return self._first_that_shows(pairs())
+
+    def _find_packing(self, forward: Forward) -> _Found | None:
+        def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
+            for length in self._lengths((4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
+                documents = self.trial.documents([length, max(length * 2 // 3, 1)])
+                packed, slots = pack_documents(self.trial, documents, [[RowItem(0), RowItem(1)]])
+                slot = slots[1]
+                size = slot.stop - slot.start
+                width = packed.tokens.shape[1]
+                together = Run(partial(forward, packed), RunPart(1, width, 0, slot.start, slot.stop))
+                alone = Run(partial(forward, documents[1]), RunPart(1, size, 0, 0, size))
+                yield Pair(together, alone), {"length": width, "tokens": _rows(packed.tokens)}
+
+        return self._first_that_shows(pairs())
+
+    def _find_random(self, forward: Forward) -> _Found | None:
+        def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
+            for length in self._lengths((2, 4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
+                inputs = self._inputs(1, length)
+                part = RunPart(1, length, 0, 0, length)
+
+                def run(seed: int, inputs: Inputs = inputs) -> Tensor:
+                    usual_seed = self.subject.seed
+                    self.subject.seed = seed
+                    try:
+                        return forward(inputs)
+                    finally:
+                        self.subject.seed = usual_seed
+
+                first, second = (Run(partial(run, self.subject.seed + step), part) for step in range(2))
+                yield Pair(first, second), {"length": length, "tokens": _rows(inputs.tokens)}
 
         return self._first_that_shows(pairs())
 

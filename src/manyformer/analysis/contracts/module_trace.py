@@ -25,6 +25,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 MAX_BYTES = 1 << 28
 """The largest size of the tensors of a first run that are kept."""
 
+THIS_FOLDER = str(Path(__file__).parent) + os.sep
 TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
 
 
@@ -62,15 +63,16 @@ class RunPart(NamedTuple):
         return tensor
 
     def _cut_row(self, tensor: Tensor) -> Tensor | None:
-        for axis, size in enumerate(tensor.shape):
-            if size == self.rows * self.length:
-                tensor = tensor.unflatten(axis, (self.rows, self.length))
-                return tensor.narrow(axis, self.row, 1)
         # in most layouts the rows are before the tokens
         for axis, size in enumerate(tensor.shape[:2]):
             if size == self.rows:
                 return tensor.narrow(axis, self.row, 1)
-        if tensor.ndim > 1 and tensor.shape[0] % self.rows == 0 and tensor.shape[0]:
+        if not tensor.ndim or tensor.shape[0] % self.rows:
+            return None
+        if tensor.shape[0] == self.rows * self.length:
+            return tensor.unflatten(0, (self.rows, self.length)).narrow(0, self.row, 1)
+        # rows and heads
+        if tensor.ndim > 1:
             return tensor.unflatten(0, (self.rows, -1)).narrow(0, self.row, 1)
         return None
 
@@ -152,7 +154,8 @@ class PartComparison:
             return None
         if tensor.layout != torch.strided or not tensor.numel():
             return None
-        return compared.cut(tensor)
+        # without gradients, which would forbid to write to some views
+        return compared.cut(tensor.detach())
 
     def _differ(self, expected: Tensor, actual: Tensor) -> bool:
         if not (actual.is_floating_point() or actual.is_complex()):
@@ -276,6 +279,7 @@ class ModuleTrace:
         self.kept: dict[CallKey, KeptCall] = {}
         self.culprits: list[Culprit] = []
         self.judges_later_calls = True
+        self.whole_call: OpenCall | None = None
         self._open: list[OpenCall] = []
         self._counts: Counter[str] = Counter()
         self._bytes = 0
@@ -284,6 +288,9 @@ class ModuleTrace:
         """Run both; afterwards `culprits` are the calls in which a difference enters. Raises TooLarge."""
         self._watch(first, self._enter_first, self._leave_first)
         self._watch(second, self._enter_second, self._leave_second)
+        # logits that are not in the result, but in a loss that the model computes
+        if not self.culprits and self.whole_call is not None:
+            self.culprits.append(self._culprit(self.whole_call))
 
     def _watch(self, run: Run, enter: Callable[..., None], leave: Callable[..., None]) -> None:
         self._open.clear()
@@ -330,6 +337,8 @@ class ModuleTrace:
         call = self._pop(name)
         if call is None:
             return
+        if not self._open:
+            self.whole_call = call
         kept = self.kept.get(call.key)
         outputs_agree = None
         if kept is not None:
@@ -426,11 +435,11 @@ def find_statement(
 
 
 def calling_statement() -> Statement | None:
-    """The innermost statement outside of torch and of this file."""
+    """The innermost statement outside of torch and of the contracts."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and not file.startswith(TORCH_FOLDER):
+        if not file.startswith((TORCH_FOLDER, THIS_FOLDER)):
             return Statement(short_path(file), frame.f_lineno, linecache.getline(file, frame.f_lineno).strip())
         frame = frame.f_back
     return None
