@@ -325,7 +325,7 @@ class _Filler:
 
 
 def fitting_sizes(kept: Mapping[str, int]) -> dict[str, int]:
-    """Small sizes that fit the `kept` ones: the width is heads times their width, heads are a multiple of their keys'."""
+    """Small sizes that fit the `kept` ones: the width is heads times their width, and so on."""
     sizes = SIZES | dict(kept)
     if "heads" not in kept and "width" in kept and "head_width" in kept:
         sizes["heads"] = max(1, sizes["width"] // sizes["head_width"])
@@ -457,8 +457,9 @@ def _subscripted(owner: Callable[..., Any], name: str) -> list[str]:
     keys: dict[str, None] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == name:
-            if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-                keys[node.slice.value] = None
+            key = node.slice.value if isinstance(node.slice, ast.Constant) else None
+            if isinstance(key, str):
+                keys[key] = None
     return list(keys)
 
 

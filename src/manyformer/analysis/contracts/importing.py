@@ -166,7 +166,9 @@ def _add_root(root: Path) -> None:
     text = str(root)
     if text in sys.path:
         return
-    installed = [index for index, entry in enumerate(sys.path) if Path(entry).name in ("site-packages", "dist-packages")]
+    installed = [
+        index for index, entry in enumerate(sys.path) if Path(entry).name in ("site-packages", "dist-packages")
+    ]
     sys.path.insert(min(installed, default=len(sys.path)), text)
     importlib.invalidate_caches()
 
@@ -198,7 +200,8 @@ def _is_elsewhere(top: str, root: Path) -> bool:
 def _execute(name: str, path: Path, package: Path | None = None) -> ModuleType:
     locations = None if package is None else [str(package)]
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=locations)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # dataclasses and pickles look their module up by its name
     sys.modules[name] = module
@@ -269,8 +272,7 @@ def user_code(doing: str, root: Path, path: Path | None = None) -> Iterator[None
     arguments = sys.argv
     sys.argv = [str(path or arguments[0])]
     try:
-        # stdout belongs to the report
-        with redirect_stdout(sys.stderr), time_limit(IMPORT_SECONDS):
+        with printing_to_stderr(), time_limit(IMPORT_SECONDS):
             yield
     except (UserError, KeyboardInterrupt):
         raise
@@ -278,6 +280,13 @@ def user_code(doing: str, root: Path, path: Path | None = None) -> Iterator[None
         raise UserError(describe_error(error, doing, root)) from error
     finally:
         sys.argv = arguments
+
+
+@contextmanager
+def printing_to_stderr() -> Iterator[None]:
+    """Print to stderr what code of the user prints: stdout belongs to the report."""
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 @contextmanager

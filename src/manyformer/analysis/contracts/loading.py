@@ -29,7 +29,7 @@ from manyformer.analysis.contracts.importing import (
     run_user_code,
     user_code,
 )
-from manyformer.analysis.contracts.subject import Adapter
+from manyformer.analysis.contracts.subject import Adapter, Subject
 from manyformer.base.errors import UserError, list_names, suggest_names
 
 ARCHIVES = (".pt", ".pth", ".pt2", ".ts", ".ptl", ".bin", ".safetensors", ".ckpt")
@@ -45,9 +45,9 @@ HOW_TO_NAME = "name it as in model.py:GPT"
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model or adapter; sentences about what was done to build it; options of `check` that a factory gave."""
+    """A model, adapter or subject, with sentences about how it was built, and options of `check` that it came with."""
 
-    model: nn.Module | Adapter
+    model: nn.Module | Adapter | Subject
     notes: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -152,8 +152,8 @@ def _model_of_result(value: Any, label: str, verb: str) -> LoadedModel:
         return LoadedModel(_placed(value, label), (), options)
     kind = "nothing" if value is None else f"a {type(value).__name__}"
     raise UserError(
-        f"{label} {verb} {kind}; it must be an nn.Module, an Adapter, or (module, options), or a function or class that "
-        "gives one"
+        f"{label} {verb} {kind}; it must be an nn.Module, an Adapter or (module, options), or a function or class "
+        "that gives one"
     )
 
 
