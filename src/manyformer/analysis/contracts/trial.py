@@ -23,6 +23,9 @@ Backend = Literal["aot_eager", "inductor"]
 
 T = TypeVar("T")
 
+MAX_NAMES = 4
+"""The largest number of names in a sentence."""
+
 FLOAT64_TOLERANCE = 1e-9
 FLOAT32_TOLERANCE = 2e-5
 """The largest difference of equal results in float64 and in float32, relative to the logits."""
@@ -47,6 +50,12 @@ def failed(sentence: str, measured: float | None = None, tolerance: float | None
     return ContractFinding(passed=False, sentence=sentence, measured=measured, tolerance=tolerance)
 
 
+def join_names(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    omitted = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
+
+
 @final
 @dataclass(frozen=True)
 class ContractTrial:
@@ -67,9 +76,10 @@ class ContractTrial:
     """Every comparison so far: the largest difference, relative to the expected values, and what was compared."""
 
     def round_length(self, length: int) -> int:
-        """The nearest positive multiple of the subject's `length_multiple`."""
+        """The nearest length that the subject takes: a multiple of its `length_multiple`, at least its `min_length`."""
         multiple = self.subject.length_multiple
-        return max(round(length / multiple), 1) * multiple
+        least = -(-self.subject.min_length // multiple)
+        return max(round(length / multiple), least, 1) * multiple
 
     def random_int(self, below: int) -> int:
         """A random integer from 0 to `below` - 1."""
