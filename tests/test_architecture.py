@@ -85,6 +85,7 @@ PUBLIC = {
     "TransferConfig",
     "build",
     "check",
+    "check_scorer",
     "collaborate",
     "convert",
     "draw",

@@ -16,6 +16,7 @@ from manyformer.base.earlier_paths import install as _install_earlier_paths
 
 if TYPE_CHECKING:
     from manyformer.analysis.contracts import check
+    from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.figures import draw
     from manyformer.analysis.pruning import prune_heads
     from manyformer.analysis.viewer import view
@@ -34,6 +35,7 @@ _MODULES = {
     "TransferConfig": "manyformer.config",
     "build": "manyformer.conversion",
     "check": "manyformer.analysis.contracts",
+    "check_scorer": "manyformer.analysis.contracts.scorers",
     "collaborate": "manyformer.conversion.surgery.head_sharing",
     "convert": "manyformer.conversion.surgery",
     "draw": "manyformer.analysis.figures",
@@ -55,6 +57,7 @@ __all__ = [
     "__version__",
     "build",
     "check",
+    "check_scorer",
     "collaborate",
     "convert",
     "draw",
