@@ -259,8 +259,8 @@ def _repeated_tails(nats: Tensor) -> Iterator[tuple[float, int]]:
 def random_stream_cost(evaluate: Callable[..., Any], vocab: int, seed: int, length: int = 2000) -> ContractRow:
     """Tokens that are drawn at random cost what their number allows: nothing that reads them first is that honest.
 
-    The model is uniform, and the evaluator may train it. Honest scores of random tokens are a bet at fair odds: that the
-    total is s nats below the length times log V has a probability of at most exp(-s).
+    The model is uniform, and the evaluator may train it. Honest scores of random tokens are a bet at fair odds: that
+    the total is s nats below the length times log V has a probability of at most exp(-s).
     """
     model = _accepted_model(evaluate, vocab, seed)
     with torch.no_grad():

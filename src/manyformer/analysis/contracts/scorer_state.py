@@ -1,13 +1,13 @@
 """What a scorer keeps between calls: variables, containers, tensors and files that its code reaches."""
 
 import copy
+import os
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -222,42 +222,53 @@ def _same_container(left: Any, right: Any) -> bool:
 
 
 class FileWatch:
-    """Which files a call reads that an earlier call wrote.
-
-    A file that a call writes and then reads is scratch; one that is read first was kept. Only files that changed since
-    the watch began count.
-    """
+    """Which files a call reads as an earlier call wrote them; one that each call writes first is scratch."""
 
     def __init__(self) -> None:
         # file systems round the time of a change down
         self._started = time.time() - 0.01
-        self._existing: dict[str, int] = {}
-        self.kept: list[str] = []
-        self.opened: dict[str, bool] = {}
+        self._opened: set[str] = set()
+        self._stamps: dict[str, tuple[int, int]] = {}
+        self._read: set[str] = set()
 
     @contextmanager
-    def call(self) -> Iterator[None]:
+    def watching(self) -> Iterator[None]:
         """Watch one call."""
-        self.opened = {}
         _active.append(self)
         _install_hook()
         try:
             yield
         finally:
             _active.remove(self)
-        for path, was_read_first in self.opened.items():
-            if not was_read_first or path in self.kept or any(part in path for part in COMPILER_CACHES):
-                continue
-            try:
-                changed = Path(path).stat().st_mtime
-            except OSError:
-                continue
-            if changed >= self._started:
-                self.kept.append(path)
 
-    def note(self, path: str, *, reads: bool) -> None:
-        """Note that a file is opened; the first time within a call decides."""
-        self.opened.setdefault(path, reads)
+    def kept_files(self, call: Callable[[], object]) -> list[str]:
+        """The files that changed since the watch began and that one more call reads before it writes them."""
+        candidates = [path for path in self._opened if not any(part in path for part in COMPILER_CACHES)]
+        stamps = {path: stamp for path in candidates if (stamp := _stamp(path)) is not None}
+        self._stamps = {path: stamp for path, stamp in stamps.items() if stamp[0] >= self._started * 1e9}
+        if not self._stamps:
+            return []
+        # times of changes are some milliseconds coarse: what the call writes must get another one
+        time.sleep(0.02)
+        self._read.clear()
+        call()
+        kept = sorted(self._read)
+        self._stamps = {}
+        return kept
+
+    def note(self, path: str) -> None:
+        """Note that a file is opened, before it is."""
+        self._opened.add(path)
+        if path in self._stamps and _stamp(path) == self._stamps[path]:
+            self._read.add(path)
+
+
+def _stamp(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
 
 
 _active: list[FileWatch] = []
@@ -275,11 +286,11 @@ def _on_event(event: str, arguments: tuple[Any, ...]) -> None:
     if not _active or event not in ("open", "sqlite3.connect"):
         return
     path = arguments[0]
-    if not isinstance(path, str | bytes | Path):
+    if not isinstance(path, str | bytes):
         return
-    name = path.decode(errors="replace") if isinstance(path, bytes) else str(path)
     mode = arguments[1] if event == "open" else "r"
-    # without a mode (os.open) the flags say whether the file is cut to nothing
-    reads = "w" not in mode and "x" not in mode if isinstance(mode, str) else True
+    # a file that is opened with w or x begins empty
+    if isinstance(mode, str) and ("w" in mode or "x" in mode):
+        return
     for watch in _active:
-        watch.note(name, reads=reads)
+        watch.note(os.path.abspath(os.fsdecode(path)))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor
 
+from manyformer.analysis.contracts.check_report import ContractRow
 from manyformer.analysis.contracts.scorer_state import FileWatch, HeldState
 
 Scorer = Callable[[Tensor], Tensor]
@@ -87,7 +88,7 @@ class ScoreFault(ValueError):
 
     def __init__(self, contract: str, sentence: str) -> None:
         super().__init__(sentence)
-        self.contract = contract
+        self.row = ContractRow(contract, "failed", sentence)
 
 
 class ScoreLeak(NamedTuple):
@@ -153,7 +154,7 @@ class ScorerTrial:
 
     def score(self, tokens: Tensor, **keywords: Any) -> Tensor:
         """The nats as float64 (n - 1). Raises ScoreFault where the scorer gives something else."""
-        with self.files.call():
+        with self.files.watching():
             result = self.function(tokens.clone(), **keywords)
         nats = torch.as_tensor(result).detach().double().flatten().cpu()
         targets = tokens.numel() - 1
@@ -313,7 +314,7 @@ class ScorerTrial:
         estimate = total
         if count < vocab:
             estimate = float((probabilities[known.numel() :] * vocab).clamp(max=SCAN_CAP).mean())
-        rounding = float((probabilities * _rounding(nats)).nan_to_num(0.0).sum())
+        rounding = float((probabilities * (_rounding(nats) + self.noise * self.scale)).nan_to_num(0.0).sum())
         is_constant = bool((nats.max() - nats.min()).abs() <= 1e-9) and nats.numel() > 2
         return PositionSum(position, total, estimate, candidates.numel(), rounding, is_constant)
 
