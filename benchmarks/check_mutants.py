@@ -81,9 +81,12 @@ def _names_position(row: ContractRow, mutant: Mutant) -> bool:
     return f" {mutant.read_at} " in f"{row.sentence} {getattr(row, 'place', '')} ".replace(",", " ")
 
 
-def check_all(seed: int, only: Sequence[str]) -> Iterator[Result]:
+def check_all(seed: int, only: Sequence[str], *, twins: bool) -> Iterator[Result]:
     """The results of all models of a seed, or of those whose name, kind or form is among `only`."""
-    models: list[Mutant | SoundModel] = [*draw_mutants(seed), *draw_sound(seed)]
+    mutants = draw_mutants(seed)
+    models: list[Mutant | SoundModel] = [*mutants, *draw_sound(seed)]
+    if twins:
+        models = [SoundModel(f"{m.name} without {m.fault}, {m.form}", m.kind, m.build_sound) for m in mutants]
     for model in models:
         names = {model.name, model.kind}
         if isinstance(model, Mutant):
@@ -134,13 +137,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--only", nargs="+", default=[], help="names, faults, kinds, forms, 'mutants' or 'sound'")
+    parser.add_argument("--twins", action="store_true", help="the mutants' models without their faults instead")
     parser.add_argument("--table", action="store_true", help="print whole reports")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     missed = False
     for seed in arguments.seeds:
         results = []
-        for result in check_all(seed, arguments.only):
+        for result in check_all(seed, arguments.only, twins=arguments.twins):
             results.append(result)
             missed = missed or result.red is not isinstance(result.model, Mutant)
             print(line(result), flush=True)

@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from strange_models import EXPERTS, FORMS, KERNEL, Config, Decoder, Kind, Where, rotate
+from strange_models import EXPERTS, FORMS, KERNEL, Config, Kind, Where, rotate
 from torch import Tensor, nn
 
-WITHOUT_CACHE = ("Plain", "OptionalTargets", "LossAlone", "ReturnLoss", "Masked", "Packed")
+WITHOUT_DOCUMENTS = ("Plain", "OptionalTargets", "LossAlone", "ReturnLoss")
+WITHOUT_CACHE = (*WITHOUT_DOCUMENTS, "Masked", "Packed")
 WITH_CACHE = ("FromPosition", "InputPositions", "UseCache", "ReturnedCache")
 WITH_TARGETS = ("OptionalTargets", "LossAlone")
 POSITIONED: tuple[Kind, ...] = ("dense", "experts")
@@ -117,7 +118,7 @@ class TopTokens(Leak):
     def trace(self, x: Tensor) -> Tensor:
         scores = x[..., 0]
         bar = scores.topk(max(x.shape[1] // 4, 1), dim=1).values[:, -1:]
-        return (scores >= bar)[..., None].to(x.dtype).expand_as(x)
+        return x * (scores >= bar)[..., None]
 
 
 class NormalizedOverTime(Leak):
@@ -321,7 +322,7 @@ class ScaledByLength(Leak):
 class CountedFromTheEnd(Leak):
     def trace(self, x: Tensor) -> Tensor:
         left = torch.arange(x.shape[1], 0, -1, device=x.device, dtype=x.dtype)
-        return (left / 16).sin()[:, None].expand_as(x)
+        return x * (left / 16).sin()[:, None]
 
 
 class DropoutInEvaluation(Leak):
@@ -376,7 +377,7 @@ FAULTS = (
     Fault("mean of the sequence", SequenceMean, "mlp", ALL, WITHOUT_CACHE, LEAKS),
     Fault("mean of the sequence", SequenceMean, "mixer", ALL, ("ReturnedCache", "FromPosition"), LEAKS),
     Fault("one head unmasked", OneHeadUnmasked, "mixer", ATTENDING, WITHOUT_CACHE, LEAKS, 2),
-    Fault("transform wraps around", ShortTransform, "mixer", ("convolution",), WITHOUT_CACHE, LEAKS, 2),
+    Fault("transform wraps around", ShortTransform, "mixer", ("convolution",), WITHOUT_DOCUMENTS, LEAKS, 2),
     Fault("leak below a length", BelowLength, "mixer", ALL, WITHOUT_CACHE, LEAKS, 2),
     Fault("leak above a length", AboveLength, "mixer", ALL, WITHOUT_CACHE, LEAKS, 2),
     Fault("leak in training", InTraining, "mixer", ALL, WITHOUT_CACHE, ("causal-training",), 2),
@@ -419,7 +420,7 @@ class Mutant:
     """A model with one fault, and what a report should say of it.
 
     `module` is the name of the module that has the fault ("" for the whole model), `contracts` are those that are for
-    it, `detail` its position, period or length in words.
+    it, `detail` its position, period or length in words; `build_sound` makes the same model without the fault.
     """
 
     name: str
@@ -430,6 +431,7 @@ class Mutant:
     contracts: tuple[str, ...]
     detail: str
     build: Callable[[], nn.Module]
+    build_sound: Callable[[], nn.Module]
     read_at: int | None = None
     """The first position whose tokens others read too early, where that is a single one."""
 
@@ -450,8 +452,8 @@ def draw_mutants(seed: int) -> list[Mutant]:
 def _mutant(number: str, fault: Fault, kind: Kind, form: str, draw: random.Random) -> Mutant:
     depth = draw.choice((2, 3))
     config = Config(kind=kind, n_layer=depth, block_size=draw.choice((96, 128)), window=draw.choice((8, 12, 17)))
-    # a cache of long filters would need the whole sequence
-    config.long_filters = form in WITHOUT_CACHE and form not in ("Masked", "Packed")
+    # long filters would need the whole sequence in a cache, and know no documents
+    config.long_filters = form in WITHOUT_DOCUMENTS
     layer = draw.randrange(depth)
     if fault.change is ShortTransform:
         layer = 1
@@ -461,21 +463,24 @@ def _mutant(number: str, fault: Fault, kind: Kind, form: str, draw: random.Rando
     module = f"blocks.{layer}.{fault.part}" if fault.part else ""
     weights = draw.randrange(1 << 30)
 
-    def build() -> nn.Module:
+    def build_sound() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(weights)
-            model = FORMS[form](config)
-            target = model.get_submodule(module)
-            plant(target, fault.change, values)
-            if fault.change is UnsavedTable:
-                target.register_buffer("table", torch.randn(config.n_embd), persistent=False)
-        return model.eval()
+            return FORMS[form](config).eval()
+
+    def build() -> nn.Module:
+        model = build_sound()
+        target = model.get_submodule(module)
+        plant(target, fault.change, values)
+        if fault.change is UnsavedTable:
+            target.register_buffer("table", torch.randn(config.n_embd), persistent=False)
+        return model
 
     shown = {name: value for name, value in values.items() if name != "strength"}
     detail = ", ".join(f"{name} {value}" for name, value in shown.items())
-    return Mutant(
-        number, fault.name, kind, form, module, tuple(fault.contracts), detail, build, read_at=values.get("source")
-    )
+    contracts = tuple(fault.contracts)
+    read_at = values.get("source")
+    return Mutant(number, fault.name, kind, form, module, contracts, detail, build, build_sound, read_at)
 
 
 def _values(fault: Fault, config: Config, draw: random.Random) -> dict[str, Any]:
@@ -512,9 +517,3 @@ def plant(module: nn.Module, fault: type, values: dict[str, Any]) -> None:
     module.__class__ = type(original.__name__, (fault, original), {"__module__": original.__module__})
     for name, value in values.items():
         setattr(module, name, value)
-
-
-def sound_twin(mutant: Mutant) -> Decoder:
-    """The model of a mutant's kind and form without its fault."""
-    torch.manual_seed(0)
-    return FORMS[mutant.form](Config(kind=mutant.kind)).eval()

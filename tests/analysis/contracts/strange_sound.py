@@ -453,6 +453,13 @@ def with_long_filters(config: Config) -> nn.Module:
     return Plain(config)
 
 
+def with_long_filters_and_loss(config: Config) -> nn.Module:
+    config.kind = "convolution"
+    config.long_filters = True
+    config.n_layer = 2
+    return FORMS["LossAlone"](config)
+
+
 def in_half_precision(config: Config) -> nn.Module:
     return Plain(config).to(torch.bfloat16)
 
@@ -464,6 +471,7 @@ SOUND: dict[str, Callable[[Config], nn.Module]] = {
     "encoder of a prompt": PromptEncoder,
     "chunked attention": with_mixers(ChunkedAttention),
     "long filters": with_long_filters,
+    "long filters, loss alone": with_long_filters_and_loss,
     "reversible": Reversible,
     "zero outputs": ZeroOutputs,
     "tied weights": TiedWeights,
