@@ -1,18 +1,22 @@
 """Hugging Face models as subjects, recognized by their attributes; this module never imports transformers."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self, final
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.subject import Subject, SubjectOutput, Untestable
 from manyformer.base.libraries import reload_model, silence_transformers
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import PADDING_SEGMENT, State, tree_map
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 class HFState(NamedTuple):
@@ -44,8 +48,10 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 def is_hugging_face(module: nn.Module) -> bool:
     """Whether `module` is a Hugging Face model of tokens: it has a `config` and generates or takes `input_ids`."""
-    takes_tokens = getattr(module, "main_input_name", None) == "input_ids"
-    return hasattr(module, "config") and (takes_tokens or callable(getattr(module, "generate", None)))
+    # many a stranger's model has a `config` and a `generate` too, but only these name their main input
+    if not hasattr(module, "config") or not hasattr(module, "main_input_name"):
+        return False
+    return module.main_input_name == "input_ids" or callable(getattr(module, "generate", None))
 
 
 @final
@@ -164,12 +170,11 @@ class HuggingFace(Subject):
     def session(self) -> AbstractContextManager[None]:
         return silence_transformers()
 
-    def save_to(self, folder: str) -> None:
+    def saved_copy(self) -> Self:
         assert self.module is not None
-        self.module.save_pretrained(folder)  # type: ignore[operator]
-
-    def copy_from(self, folder: str) -> Self:
-        loaded: nn.Module = reload_model(type(self.module), folder)
+        with TemporaryDirectory() as folder:
+            self.module.save_pretrained(folder)  # type: ignore[operator]
+            loaded: nn.Module = reload_model(type(self.module), folder)
         return type(self)(loaded.to(self.token_ids.device).eval())
 
 

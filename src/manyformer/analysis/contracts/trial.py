@@ -2,19 +2,22 @@
 
 The inputs may be documents of different lengths: padded, or packed several to a row."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, final
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import training_mode
 from manyformer.analysis.contracts.subject import PaddingSide, Subject, SubjectOutput
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import PADDING_SEGMENT, State
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 Backend = Literal["aot_eager", "inductor"]
 
@@ -64,9 +67,10 @@ class ContractTrial:
     """Every comparison so far: the largest difference, relative to the expected values, and what was compared."""
 
     def round_length(self, length: int) -> int:
-        """The nearest positive multiple of the subject's `length_multiple`."""
+        """The nearest length that the subject takes: a multiple of its `length_multiple`, at least its `min_length`."""
         multiple = self.subject.length_multiple
-        return max(round(length / multiple), 1) * multiple
+        least = -(-self.subject.min_length // multiple)
+        return max(round(length / multiple), least, 1) * multiple
 
     def random_int(self, below: int) -> int:
         """A random integer from 0 to `below` - 1."""
