@@ -70,15 +70,13 @@ def names_place(report: CheckReport | None, mutant: Mutant) -> bool:
 
 def _names_module(row: ContractRow, mutant: Mutant) -> bool:
     """Whether the module of a row's place is that of the fault, or a part of it."""
-    place = getattr(row, "place", None)
-    module = getattr(place, "module", None) or ""
-    return f"{module}.".startswith(f"{mutant.module}.")
+    if row.place is None or row.place.module is None:
+        return False
+    return f"{row.place.module}.".startswith(f"{mutant.module}.")
 
 
 def _names_position(row: ContractRow, mutant: Mutant) -> bool:
-    if mutant.read_at is None:
-        return True
-    return f" {mutant.read_at} " in f"{row.sentence} {getattr(row, 'place', '')} ".replace(",", " ")
+    return mutant.read_at is None or (row.place is not None and row.place.token == mutant.read_at)
 
 
 def check_all(seed: int, only: Sequence[str], *, twins: bool) -> Iterator[Result]:
@@ -111,12 +109,15 @@ def line(result: Result) -> str:
         verdict = "refused"
     mark = "ok " if good else "BAD"
     if isinstance(model, Mutant) and good and not result.place_named:
-        mark = "ok?"
-    lines = [f"{mark} {verdict:8}{result.seconds:5.1f} s  {title.strip()}"]
+        mark = "PLACE"
+    lines = [f"{mark:6}{verdict:8}{result.seconds:5.1f} s  {title.strip()}"]
     if result.refused:
         lines.append(f"      {result.refused}")
     elif result.report is not None:
-        lines += [f"      {row.contract}: {row.sentence}" for row in result.report.failed[:4]]
+        for row in result.report.failed[:4]:
+            lines.append(f"      {row.contract}: {row.sentence}")
+            if row.place is not None:
+                lines.append(f"        {row.place.where}, token {row.place.token}, output {row.place.output}")
     return "\n".join(lines)
 
 

@@ -343,15 +343,15 @@ class SavedUnderOtherNames:
 
 
 class UnsavedTable(Leak):
-    """A random table that the state dict leaves out."""
+    """A trained table in a plain list, which the state dict leaves out."""
 
-    table: Tensor
+    tables: list[nn.Parameter]
 
     def trace(self, x: Tensor) -> Tensor:
-        return self.table.to(x.dtype).expand_as(x)
+        return x * self.tables[0].to(x.dtype)
 
 
-LEAKS = ("causal", "causal-training", "causal-gradient")
+LEAKS = ("causal", "causal-training", "causal-autocast", "causal-gradient")
 CACHES = ("cached", "prefill", "beams", "preallocated", "rewind")
 
 
@@ -381,7 +381,7 @@ FAULTS = (
     Fault("leak below a length", BelowLength, "mixer", ALL, WITHOUT_CACHE, LEAKS, 2),
     Fault("leak above a length", AboveLength, "mixer", ALL, WITHOUT_CACHE, LEAKS, 2),
     Fault("leak in training", InTraining, "mixer", ALL, WITHOUT_CACHE, ("causal-training",), 2),
-    Fault("leak under autocast", UnderAutocast, "mlp", ALL, WITHOUT_CACHE, ("causal-autocast", "causal")),
+    Fault("leak under autocast", UnderAutocast, "mlp", ALL, WITHOUT_CACHE, ("causal-autocast",)),
     Fault("targets in logits", TargetsInLogits, "", ALL, WITH_TARGETS, ("targets",), 2),
     Fault("sign of the future", SignOfFuture, "mixer", ALL, WITHOUT_CACHE, LEAKS),
     Fault("norm over time", NormalizedOverTime, "mixer", ALL, WITHOUT_CACHE, LEAKS),
@@ -409,8 +409,8 @@ FAULTS = (
     Fault("counted from the end", CountedFromTheEnd, "mixer", ALL, WITHOUT_CACHE, ("length",)),
     Fault("dropout in evaluation", DropoutInEvaluation, "mixer", ALL, WITHOUT_CACHE, ("seed", "repeatable")),
     Fault("noise in evaluation", NoiseInEvaluation, "mlp", ALL, WITHOUT_CACHE, ("seed", "repeatable")),
-    Fault("other names when saved", SavedUnderOtherNames, "mlp", ALL, WITHOUT_CACHE, ("state", "saving")),
-    Fault("table not saved", UnsavedTable, "mixer", ALL, WITHOUT_CACHE, ("state", "saving")),
+    Fault("other names when saved", SavedUnderOtherNames, "norm1", ALL, WITHOUT_CACHE, ("own-state",)),
+    Fault("table not saved", UnsavedTable, "mixer", ALL, WITHOUT_CACHE, ("own-state",)),
 )
 """Sixty in all, counted with their times."""
 
@@ -473,7 +473,9 @@ def _mutant(number: str, fault: Fault, kind: Kind, form: str, draw: random.Rando
         target = model.get_submodule(module)
         plant(target, fault.change, values)
         if fault.change is UnsavedTable:
-            target.register_buffer("table", torch.randn(config.n_embd), persistent=False)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(weights)
+                target.tables = [nn.Parameter(torch.randn(config.n_embd))]
         return model
 
     shown = {name: value for name, value in values.items() if name != "strength"}
