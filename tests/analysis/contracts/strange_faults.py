@@ -4,6 +4,7 @@ A fault is a class that is put before the class of one module, so that nothing b
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -440,11 +441,13 @@ def draw_mutants(seed: int) -> list[Mutant]:
     """The sixty mutants of a seed."""
     draw = random.Random(seed)
     mutants: list[Mutant] = []
+    used: Counter[str] = Counter()
     for fault in FAULTS:
-        # other kinds and forms each time, as far as there are others
-        kinds = draw.sample(fault.kinds, len(fault.kinds)) * fault.times
-        forms = draw.sample(fault.forms, len(fault.forms)) * fault.times
-        for kind, form in zip(kinds[: fault.times], forms):
+        for _ in range(fault.times):
+            # the kinds and forms of which there are the fewest so far
+            kind = min(fault.kinds, key=lambda name: (used[name], draw.random()))
+            form = min(fault.forms, key=lambda name: (used[name], draw.random()))
+            used.update((kind, form))
             mutants.append(_mutant(f"{len(mutants):02d}", fault, kind, form, draw))
     return mutants
 

@@ -20,7 +20,7 @@ def test_the_mutants_of_a_seed_are_not_sixty_of_all_kinds(seed: int) -> None:
     mutants = draw_mutants(seed)
     assert len(mutants) == 60
     kinds = Counter(mutant.kind for mutant in mutants)
-    assert min(kinds[kind] for kind in KINDS) >= 6
+    assert min(kinds[kind] for kind in KINDS) >= 10
     assert len({mutant.fault for mutant in mutants}) >= 35
 
 
