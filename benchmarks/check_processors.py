@@ -36,7 +36,7 @@ class CheckedRecipe(NamedTuple):
 def check_recipes(recipes: Sequence[str], seeds: int) -> Iterator[CheckedRecipe]:
     """Check recipes in this process, all but the contract of compilation, which is no matter of rounding."""
     import manyformer as mf
-    from manyformer.analysis.contracts.subject import build_tiny
+    from manyformer.analysis.own_models import build_tiny
     from manyformer.recipes.parts.model_summary import is_content_based
 
     for recipe in recipes or mf.recipes():

@@ -32,7 +32,7 @@ REASONS = {
     "conversion/__init__.py": GENERATES,
     "nn/decoding/acting_step.py": BOUND,
     "nn/decoding/bound_step.py": BOUND,
-    "analysis/contracts/check.py": AT_THE_DOOR,
+    "analysis/own_models.py": AT_THE_DOOR,
     "nn/depth/adaptive.py": PARTS,
     "nn/depth/early_exit_stack.py": "steps of rows that go on are made of the parts of a layer's step",
     "nn/depth/token_subset.py": PARTS,

@@ -6,8 +6,8 @@ from functools import cache
 
 from cost_curves import drawing
 
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.figures import attention_masks, draw, draw_mixing, mixing_strengths
+from manyformer.analysis.own_models import build_tiny
 from manyformer.cli.show_pages import random_inputs
 from manyformer.nn.attention.global_summaries import SummaryPrefixedLayer
 from manyformer.recipes import RECIPES, Recipe

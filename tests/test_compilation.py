@@ -89,7 +89,7 @@ def test_the_function_keeps_its_name_and_arguments() -> None:
 BUILD_AND_RUN = """
 import sys, torch
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 with torch.no_grad():
     for name in {names}:
         build_tiny(name, {{}}, 0)(torch.zeros(1, 40, dtype=torch.long))

@@ -4,7 +4,7 @@ from functools import partial
 
 import manyformer as mf
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 
 LENGTH = 32
 

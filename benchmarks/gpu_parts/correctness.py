@@ -11,7 +11,7 @@ from torch import Tensor
 
 import manyformer as mf
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged, relative_error
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.models import Model
 from manyformer.nn.core import tree_map
 from manyformer.recipes import get_recipe

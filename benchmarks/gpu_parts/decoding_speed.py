@@ -11,7 +11,7 @@ from peers import MODELS, Size, writer_of
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
 from manyformer.analysis.benchmarks import paired_ratio, take_turns
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.inference.decoding_options import StepPath
 from manyformer.inference.generate.result import GenerationResult
 from manyformer.models import Model

@@ -10,7 +10,7 @@ import manyformer as mf
 from gpu_parts.correctness import without_tf32
 from gpu_parts.decoding_speed import equal_share
 from gpu_parts.outcome import TINY_RECIPES, Item, Outcome, Setting, judged
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.inference.decoding_options import StepPath
 from manyformer.inference.generate import SourceBatch, answer_sources, decoding_from_options
 from manyformer.inference.generate.protocol import ContinuesText, TranslatesText

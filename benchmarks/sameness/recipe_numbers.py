@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.config import AdamWConfig
 from manyformer.inference.generate import SourceBatch, answer_sources, decoding_from_options
 from manyformer.models import GenerativeModel, Model, PolicyModel

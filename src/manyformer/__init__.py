@@ -6,17 +6,15 @@
 Importing the package does not load torch; the first use of a name does.
 """
 
-import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from manyformer.base import VERSION as __version__
 from manyformer.base.earlier_paths import install as _install_earlier_paths
+from manyformer.base.lazy_names import offer_names as _offer_names
 
 if TYPE_CHECKING:
-    from manyformer.analysis.contracts import check
     from manyformer.analysis.figures import draw
+    from manyformer.analysis.own_models import check
     from manyformer.analysis.pruning import prune_heads
     from manyformer.analysis.viewer import view
     from manyformer.config import TransferConfig
@@ -33,7 +31,7 @@ _MODULES = {
     "Datastore": "manyformer.inference.datastore",
     "TransferConfig": "manyformer.config",
     "build": "manyformer.conversion",
-    "check": "manyformer.analysis.contracts",
+    "check": "manyformer.analysis.own_models",
     "collaborate": "manyformer.conversion.surgery.head_sharing",
     "convert": "manyformer.conversion.surgery",
     "draw": "manyformer.analysis.figures",
@@ -71,22 +69,5 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'manyformer' has no attribute '{name}'")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
-    # found at once the next time
-    globals()[name] = value
-    return value
-
-
-class _Package(ModuleType):
-    """The package's module type: importing a subpackage must not hide the public function of the same name."""
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _MODULES and isinstance(value, ModuleType)):
-            super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
+_offer_names(__name__, _MODULES)
 _install_earlier_paths()

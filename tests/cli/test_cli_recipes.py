@@ -11,7 +11,7 @@ from commands import Cli
 from torch import nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import tiny_keywords
+from manyformer.analysis.own_models import tiny_keywords
 from manyformer.config import shipped_runs
 from manyformer.recipes.parts.model_summary import count_parameters, forward_cost, module_rows
 from manyformer.recipes.parts.registry import build_on_meta

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.models import GraphClassifier, Model, NodeClassifier
 from manyformer.models.graph_embedding import sort_edges

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.models.graph_embedding import GraphormerEncoding, sort_edges
 from manyformer.nn.core import Context, contiguous_positions
 from manyformer.nn.positions.content_positions import GraphPairPosition

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.models.layer_paths import Explanation, LayerPath
 from manyformer.recipes.parts.registry import task_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.models.graph_embedding import EdgePlaces, sort_edges
 from manyformer.models.tasks import Inputs
 from manyformer.nn.batches import IGNORE_INDEX, GraphBatch, MaskedLMBatch, ModalitiesBatch

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.data.batching.epochs import Epoch, HeldOutBatches
 from manyformer.nn.batches import IGNORE_INDEX, Batch, CausalLMBatch, Seq2SeqBatch, to_device
 from manyformer.nn.batches.batch import SegmentLayout, read_segment_layout, segment_layout, with_layouts

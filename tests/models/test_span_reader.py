@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.models import SpanReader
 from manyformer.nn.batches import IGNORE_INDEX, AnswerSpanBatch

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.models import GenerativeModel, Model
 from manyformer.models.tasks import Task

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.head_importance import integrated_gate_gradients
+from manyformer.analysis.own_models import build_tiny
 from manyformer.nn.attention.head_gates import ConstantGates, attention_heads
 from manyformer.nn.batches import CausalLMBatch
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
+from manyformer.analysis.own_models import OwnSubject, build_tiny
 from manyformer.base.errors import UserError
 from manyformer.conversion.surgery.head_sharing import factorize
 from manyformer.nn import Attention

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
+from manyformer.analysis.own_models import OwnSubject, build_tiny
 from manyformer.models import Model
 from manyformer.nn.core import contiguous_positions
 from manyformer.nn.linear.decay_gates import FixedDecay

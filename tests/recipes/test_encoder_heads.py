@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.base.files.json_records import DamagedFile
 from manyformer.models import EncoderModel, MaskedLM, ModelSpec, SpanReader, Tagger, TextClassifier, TokenEmbedding

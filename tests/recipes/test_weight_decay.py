@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.config import AdamWConfig
 from manyformer.models import Model
 from manyformer.nn.positions import Position

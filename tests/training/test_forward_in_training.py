@@ -9,7 +9,7 @@ import torch
 from fakes import make
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.config import AdamWConfig
 from manyformer.models import Model
 from manyformer.nn.batches import Batch, CausalLMBatch
@@ -97,7 +97,7 @@ COMPILED = """
 import torch
 from torch._dynamo.backends.debugging import aot_eager
 from manyformer.nn.batches import CausalLMBatch
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 
 torch.set_num_threads(1)
 model = build_tiny("transformer-lm", {}, 0).train()
@@ -129,7 +129,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from manyformer.nn.batches import CausalLMBatch
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.training.parallel_strategies import FSDPStrategy
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 

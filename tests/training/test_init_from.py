@@ -10,7 +10,7 @@ from fakes import FakeSource, FakeSpan, a_run
 from runs import Heard, go, learned
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.config import LabelsData, RunConfig, TreesData
 from manyformer.data.tokenizers.native_tokenizers import CharTokenizer

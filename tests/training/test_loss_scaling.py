@@ -14,7 +14,7 @@ from runs import Heard, go, learned, stopped
 from torch import Tensor
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.config import AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, OptimConfig
 from manyformer.models import BatchLoss

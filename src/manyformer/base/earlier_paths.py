@@ -97,8 +97,8 @@ MODULES = {
 
 NAMES: dict[str, dict[str, str]] = {
     "manyformer.check.tiny_models": {
-        "build_tiny": "manyformer.analysis.contracts.subject",
-        "tiny_keywords": "manyformer.analysis.contracts.subject",
+        "build_tiny": "manyformer.analysis.own_models",
+        "tiny_keywords": "manyformer.analysis.own_models",
     },
     "manyformer.data.tokenizer_kinds": {
         "train_tokenizer": "manyformer.data.tokenizers.saved_tokenizers",

@@ -291,7 +291,7 @@ def try_recipes(device: "torch.device", names: Sequence[str]) -> Iterator[Doctor
 
 def try_recipe(name: str, device: "torch.device") -> DoctorFinding | None:
     """What is wrong with a recipe on a device, in a training step and in decoding; None if it works."""
-    from manyformer.analysis.contracts.subject import build_tiny
+    from manyformer.analysis.own_models import build_tiny
     from manyformer.inference.generate import generate
     from manyformer.nn.runtime.devices import missing_need
     from manyformer.recipes.parts.registry import task_of

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.properties import ROUNDING, attention_properties, permutation_change
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.cli.console import Block, Heading, Note, Output, PageTable, format_bytes, format_count
 from manyformer.cli.model_arguments import is_folder, load_model, read_keywords

@@ -17,10 +17,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-State = Any
-"""A tree (tuples, lists, dicts) of batch-first tensors, with plain numbers and None as further leaves.
-
-Only the module that created a state reads its contents; others pass it on or map over its tensors with `tree_map`."""
+from manyformer.nn.model_inputs import PADDING_SEGMENT as PADDING_SEGMENT
+from manyformer.nn.model_inputs import State as State
+from manyformer.nn.model_inputs import tree_map as tree_map
 
 KeyOrigin = Literal["stream", "source"]
 """What the keys of attention are made of: the layer's own stream and what it remembers of it, or another sequence."""
@@ -52,9 +51,6 @@ class MakesStream(ABC):
 
 WatchFn = Callable[[nn.Module, str, Tensor], None]
 """Receives each value that a module reports, with its name. Attention weights (b, h, l, s) are called "weights"."""
-
-PADDING_SEGMENT = -1
-"""The segment id of padding, which no token may attend to."""
 
 
 def no_watch(module: nn.Module, name: str, value: Tensor) -> None:
@@ -421,25 +417,6 @@ def apply_layer(layer: Layer, x: Float[Tensor, "b l d"], ctx: Context, state: St
     if x.numel():
         return layer(x, ctx, state)
     return LayerOutput(x, state)
-
-
-def tree_map(fn: Callable[..., Tensor], state: State, *other_trees: State) -> State:
-    """`state` with `fn` applied to every tensor and those at its place in `other_trees`, trees of the same form.
-
-    All other leaves stay as they are. Raises ValueError where they differ."""
-    if isinstance(state, Tensor):
-        return fn(state, *other_trees)
-    if isinstance(state, tuple) and hasattr(state, "_fields"):
-        # a named tuple takes its fields one by one
-        return type(state)(*(tree_map(fn, *children) for children in zip(state, *other_trees, strict=True)))
-    if isinstance(state, list | tuple):
-        return type(state)(tree_map(fn, *children) for children in zip(state, *other_trees, strict=True))
-    if isinstance(state, dict):
-        return {name: tree_map(fn, child, *(tree[name] for tree in other_trees)) for name, child in state.items()}
-    for leaf in other_trees:
-        if isinstance(leaf, Tensor) or leaf != state:
-            raise ValueError(f"trees must be equal but for their tensors, got {state!r} and {type(leaf).__name__}")
-    return state
 
 
 def state_bytes(state: State) -> int:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.analysis.contracts import Adapter
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.nn import SoftmaxKernel
 from manyformer.nn.core import TokenPositions
 from manyformer.nn.masks import Causal, Mask

@@ -65,6 +65,7 @@ def test_json_is_strict() -> None:
         "sentence": "the future leaks [sic]",
         "measured": 4.8e-5,
         "tolerance": 0.0,
+        "place": None,
     }
     assert report["rows"][2]["measured"] == "nan"
     assert report["rows"][3]["measured"] is None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.analysis.contracts import CONTRACTS, Adapter, ContractRow
 from manyformer.analysis.contracts.causality_contracts import cut_positions
-from manyformer.analysis.contracts.subject import TINY_KEYWORDS
+from manyformer.analysis.own_models import TINY_KEYWORDS
 from manyformer.base.errors import UserError
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.recipes import RECIPES, recipe
@@ -226,7 +226,7 @@ def test_a_card_excuses_by_promise_or_by_contract_and_by_nothing_else() -> None:
 
 
 def test_tiny_models_are_perturbed_in_every_parameter() -> None:
-    from manyformer.analysis.contracts.subject import build_tiny
+    from manyformer.analysis.own_models import build_tiny
 
     torch.manual_seed(0)
     model = build_tiny("bert", {}, 0)

@@ -4,7 +4,7 @@ import pytest
 
 import manyformer as mf
 from manyformer.analysis.contracts import CONTRACTS
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.recipes import RECIPES
 
 APART = {"compile", "learns"}

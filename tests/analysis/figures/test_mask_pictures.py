@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.figures import attention_masks, draw_mixing, mixing_strengths
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.models import Model
 from manyformer.models.tasks import Inputs

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads import HeadAnalysis, TokenFrequencies
 from manyformer.analysis.heads.attention_statistics import SyntaxStatistics
 from manyformer.analysis.heads.run_measures import tree_of_tokens, treebank_sentences
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.config import TextData
 from manyformer.data.text.treebank import TreebankSentence, WordsInText, tokens_in_text

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.head_importance import (
     ablate_heads,
     head_importance,
     integrated_gate_gradients,
     normalize_layers,
 )
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.nn.attention.head_gates import attention_heads, gated_heads
 from manyformer.nn.batches import CausalLMBatch, Seq2SeqBatch

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.properties import (
     antisymmetric_share,
     asymmetry,
@@ -20,6 +19,7 @@ from manyformer.analysis.heads.properties import (
     permutation_error,
     weights_are_convex,
 )
+from manyformer.analysis.own_models import build_tiny
 from manyformer.models import ClassHead, MaskedLM, TextClassifier, TokenEmbedding
 from manyformer.nn import Attention, Kernel, KernelCall, SoftmaxKernel
 from manyformer.nn.attention.head_gates import attention_heads

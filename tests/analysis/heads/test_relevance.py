@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 import manyformer as mf
 from manyformer.analysis.benchmarks import LargestTensorMode
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.heads.relevance import (
     head_relevance,
     kernel_relevance,
@@ -22,6 +21,7 @@ from manyformer.analysis.heads.relevance import (
     recorded_rotations,
 )
 from manyformer.analysis.heads.relevance_tape import RelevanceTape
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.nn import Kernel, KernelCall, LinearKernel, LinformerKernel, LSHKernel, PairwiseKernel, SoftmaxKernel
 from manyformer.nn.attention.head_gates import attention_heads

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import tiny_keywords
+from manyformer.analysis.own_models import tiny_keywords
 from manyformer.analysis.planning import rehearsed_step as planned
 from manyformer.analysis.planning.rehearsed_step import BY_RUNNING, BY_SHAPES, LiveMemoryMode, StepRehearsal, step_cost
 from manyformer.base.errors import UserError

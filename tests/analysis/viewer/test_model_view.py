@@ -14,7 +14,7 @@ import torch
 from pages import ALPHABET, trained
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.analysis.viewer.model_view import shows_rows_of_data, view_image, view_row, view_text
 from manyformer.base.errors import UserError
 from manyformer.data.tokenizers.pixel_tokenizer import ImageShape, PixelTokenizer

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import manyformer as mf
 from manyformer.analysis.contracts import check
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.models import Model
 from manyformer.models.tasks import Inputs
 from manyformer.nn.core import tree_map

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import manyformer as mf
 import manyformer.conversion.hugging_face.auto_model as auto_model
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.conversion.hugging_face import export_model
 from manyformer.conversion.hugging_face.auto_model.pretrained_classes import DecodingCache

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.base.errors import UserError
 from manyformer.inference.generate import decoding_from_options
 from manyformer.nn.runtime.devices import OutOfMemory

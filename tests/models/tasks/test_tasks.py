@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny, tiny_keywords
+from manyformer.analysis.own_models import build_tiny, tiny_keywords
 from manyformer.base.errors import UserError
 from manyformer.config import EvaluateConfig, PairsData, RunConfig
 from manyformer.models import BatchScore, Model

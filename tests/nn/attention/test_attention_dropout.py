@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
+from manyformer.analysis.own_models import OwnSubject, build_tiny
 from manyformer.base.errors import UserError
 from manyformer.nn import KernelCall, SoftmaxKernel
 from manyformer.nn.core import ContiguousLayout

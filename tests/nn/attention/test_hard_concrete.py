@@ -5,9 +5,8 @@ import torch
 from torch import nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
+from manyformer.analysis.own_models import OwnSubject, build_tiny
 from manyformer.base.errors import UserError
 from manyformer.config import AdamWConfig
 from manyformer.nn.attention.head_gates import HardConcreteGates, attach_gates, attention_heads, fold_gates

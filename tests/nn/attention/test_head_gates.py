@@ -5,9 +5,8 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
+from manyformer.analysis.own_models import OwnSubject, build_tiny
 from manyformer.models.tasks import Inputs
 from manyformer.nn.attention.attention import MultiHeadLayer
 from manyformer.nn.attention.head_gates import ConstantGates, attention_heads, gated_heads

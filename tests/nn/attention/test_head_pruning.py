@@ -11,9 +11,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import manyformer as mf
-from manyformer.analysis.contracts.check import OwnSubject
-from manyformer.analysis.contracts.subject import build_tiny
 from manyformer.analysis.contracts.trial import ContractTrial
+from manyformer.analysis.own_models import OwnSubject, build_tiny
 from manyformer.base.errors import UserError
 from manyformer.models import Model
 from manyformer.nn import Attention, SoftmaxKernel

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.analysis.viewer.model_view import view_image, view_text
 from manyformer.base.errors import UserError
 from manyformer.conversion.hugging_face import export_model, import_model

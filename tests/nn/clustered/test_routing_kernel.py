@@ -11,7 +11,7 @@ from torch import Tensor
 import manyformer as mf
 from layouts import LAYOUTS, apart, differentiated, documents_of, in_steps, place_of, real_of
 from manyformer.analysis.contracts import check
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.models import Model
 from manyformer.models.embedding import positions_of
 from manyformer.nn import Attention, KernelCall, RoutingKernel

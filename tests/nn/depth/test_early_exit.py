@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import manyformer as mf
-from manyformer.analysis.contracts.subject import TINY_KEYWORDS
+from manyformer.analysis.own_models import TINY_KEYWORDS
 from manyformer.base.errors import UserError
 from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.exit_loss import best_layers

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from manyformer.analysis.contracts.subject import build_tiny
+from manyformer.analysis.own_models import build_tiny
 from manyformer.nn.core import WeightAxes
 from manyformer.nn.kernels.kernel import ReportedWeights, WeightReports
 from manyformer.recipes.parts.registry import task_of

@@ -11,7 +11,7 @@ import torch
 import torch.nn.attention.flex_attention as torch_flex
 from torch._dynamo.backends.debugging import aot_eager
 from manyformer.nn.batches import CausalLMBatch, Seq2SeqBatch
-from manyformer.analysis.contracts.subject import build_tiny, tiny_keywords
+from manyformer.analysis.own_models import build_tiny, tiny_keywords
 from manyformer.nn import SoftmaxKernel
 from manyformer.nn.runtime.torch_internals import compile_backward_as_eager
 

@@ -1,8 +1,42 @@
-"""Contract tests for models: `check` verifies the promises of any recipe, run or third-party module."""
+"""Contract tests for models: `check` verifies the promises of any recipe, run or third-party module.
 
-from manyformer.analysis.contracts.check import CONTRACTS, check
-from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
-from manyformer.analysis.contracts.subject import Adapter
-from manyformer.analysis.contracts.trial import Contract
+The modules of this package need torch and NumPy alone: `packages/manyformer-check` makes a package of its own of them.
+What knows models of this library is in `own_models`."""
 
-__all__ = ["CONTRACTS", "Adapter", "CheckReport", "Contract", "ContractRow", "check"]
+from typing import TYPE_CHECKING
+
+from manyformer.base.lazy_names import offer_names as _offer_names
+
+if TYPE_CHECKING:
+    from manyformer.analysis.contracts.check import CONTRACTS
+    from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
+    from manyformer.analysis.contracts.scorers import check_evaluator, check_scorer
+    from manyformer.analysis.contracts.subject import Adapter, Subject
+    from manyformer.analysis.contracts.trial import Contract
+    from manyformer.analysis.own_models import check
+
+_MODULES = {
+    "CONTRACTS": "manyformer.analysis.contracts.check",
+    "Adapter": "manyformer.analysis.contracts.subject",
+    "CheckReport": "manyformer.analysis.contracts.check_report",
+    "Contract": "manyformer.analysis.contracts.trial",
+    "ContractRow": "manyformer.analysis.contracts.check_report",
+    "Subject": "manyformer.analysis.contracts.subject",
+    "check": "manyformer.analysis.own_models",
+    "check_evaluator": "manyformer.analysis.contracts.scorers",
+    "check_scorer": "manyformer.analysis.contracts.scorers",
+}
+
+__all__ = [
+    "CONTRACTS",
+    "Adapter",
+    "CheckReport",
+    "Contract",
+    "ContractRow",
+    "Subject",
+    "check",
+    "check_evaluator",
+    "check_scorer",
+]
+
+_offer_names(__name__, _MODULES)

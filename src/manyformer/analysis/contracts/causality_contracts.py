@@ -1,14 +1,22 @@
 """The contracts that no output depends on a later token, by exchanging later tokens and by gradients."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
-from manyformer.analysis.contracts.isolation import in_dtype, restoring_attributes, restoring_buffers, training_mode
+from manyformer.analysis.contracts.isolation import (
+    has_float64,
+    in_dtype,
+    restoring_attributes,
+    restoring_buffers,
+    training_mode,
+)
 from manyformer.analysis.contracts.subject import Untestable
 from manyformer.analysis.contracts.token_exchange import (
     Exchange,
@@ -29,10 +37,11 @@ from manyformer.analysis.contracts.trial import (
     failed,
     passed,
 )
-from manyformer.models.tasks import Inputs
-from manyformer.nn.runtime.devices import device_kind
+from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.training_hooks import run_post_step_updates
-from manyformer.recipes.parts.model_summary import is_content_based
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
 
 MAX_CUTS = 16
 
@@ -96,7 +105,7 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         sentence = f"{sentence}, and at {PROBE_CUTS} cuts of {trial.probe_length}"
     exact_leak = None
     same_operators = False
-    if trial.subject.module is None or not is_content_based(trial.subject.module):
+    if not trial.subject.content_based:
         # bits first: a tolerance would hide a leak that is small, such as a mean over the whole sequence
         exact_leak = measure_leaks(forward, tests, tolerance=0.0)
         if exact_leak.exchange is None:
@@ -108,7 +117,7 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
             return _leak_finding(exact_leak, sentence)
     dtype = None
-    if device_kind(trial.subject.token_ids.device).has_float64:
+    if has_float64(trial.subject.token_ids.device):
         dtype = torch.float64
     try:
         with in_dtype(trial.subject.module, dtype):

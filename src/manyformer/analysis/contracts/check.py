@@ -1,9 +1,7 @@
 """`check`: run the contracts that a model promises and report the results."""
 
 import re
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
-from typing import Any, Self, final
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
@@ -27,21 +25,11 @@ from manyformer.analysis.contracts.subject import (
     Adapter,
     AdapterSubject,
     Subject,
-    SubjectOutput,
     Untestable,
-    build_tiny,
     seed_everything,
 )
 from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
 from manyformer.base.errors import UserError, suggest_names
-from manyformer.conversion import load
-from manyformer.models import Model, ModelSpec
-from manyformer.models.model import model_name
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import State
-from manyformer.nn.runtime.devices import device_kind
-from manyformer.recipes import RecipeCard, recipe_names
-from manyformer.recipes.parts.registry import FACTS, PROMISES, card_of, task_of
 
 # without repeatable outputs nothing can be compared, so that these two are the first
 _FIRST = (equivalence_contracts.repeatable, equivalence_contracts.traceless)
@@ -68,28 +56,24 @@ MIN_LENGTH = 12
 
 
 def check(
-    model: nn.Module | Adapter | str | Path,
+    model: nn.Module | Adapter | Subject,
     *,
     length: int | None = None,
     seed: int = 0,
     only: Collection[str] | None = None,
     skip: Collection[str] = (),
     compiler: Backend = "aot_eager",
-    keywords: Mapping[str, Any] | None = None,
-    device: str | torch.device | None = None,
     on_row: Callable[[ContractRow], None] | None = None,
 ) -> CheckReport:
     """Run the contracts of a model: causality, recurrent decoding, padding, packing, gradients, precision and more.
 
-    `model` is a recipe's name (built with tiny sizes, perturbed parameters and `keywords`), the folder of a run or a
-    saved model, a model, a Hugging Face model, or an `Adapter` of any module. `length` is the length of all sequences,
-    by default 48 tokens in contracts of many steps and up to 512 in causality contracts, which exchange each of these
-    tokens once and try a few exchanges in up to 2048. `only` and `skip` name
-    contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a folder.
-    `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be
-    checked.
+    `model` is a Hugging Face model, an `Adapter` of any module, or a `Subject`. `length` is the length of all
+    sequences, by default 48 tokens in contracts of many steps and up to 512 in causality contracts, which exchange each
+    of these tokens once and try a few exchanges in up to 2048. `only` and `skip` name contracts; "compile" takes
+    seconds, and "learns" runs only if it is named. `on_row` is called with each finished row. The model is left
+    unchanged. Raises UserError for a model that cannot be checked.
     """
-    subject = find_subject(model, keywords or {}, seed, device)
+    subject = find_subject(model)
     selected = _select_contracts(only, skip)
     lengths = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
@@ -112,30 +96,12 @@ def check(
     return CheckReport(subject.name, tuple(rows), lengths, seed)
 
 
-def find_subject(
-    model: nn.Module | Adapter | str | Path,
-    keywords: Mapping[str, Any],
-    seed: int = 0,
-    device: str | torch.device | None = None,
-) -> Subject:
+def find_subject(model: nn.Module | Adapter | Subject) -> Subject:
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
-    # a name comes before a folder of the same name: `check bert` never depends on the working directory
-    if isinstance(model, str) and model in recipe_names():
-        return OwnSubject(build_tiny(model, keywords, seed).to(device))
-    if keywords:
-        raise UserError(f"keywords ({', '.join(keywords)}) are for a recipe's name; this model is built already")
-    if isinstance(model, str | Path):
-        if not Path(model).is_dir():
-            raise UserError(
-                f"'{model}' is neither a recipe nor a folder with a model; {suggest_names(str(model), recipe_names())}"
-            )
-        return OwnSubject(load(model).to(device), name=str(model))
-    if device is not None:
-        raise UserError(f"device ({device}) is for a name or a folder; this model has a device already")
+    if isinstance(model, Subject):
+        return model
     if isinstance(model, Adapter):
         return AdapterSubject(model)
-    if isinstance(model, Model):
-        return OwnSubject(model)
     if is_hugging_face(model):
         return HuggingFace(model)
     raise UserError(
@@ -223,58 +189,3 @@ def _run_contract(
         return ContractRow(contract.name, "failed", sentence)
     verdict: ContractVerdict = "passed" if finding.passed else "failed"
     return ContractRow(contract.name, verdict, finding.sentence, finding.measured, finding.tolerance)
-
-
-@final
-class OwnSubject(Subject):
-    """A model of this library: its task knows the inputs and outputs, and the recipe's card has the promises.
-
-    Raises UserError for a model class without a task.
-    """
-
-    def __init__(self, model: Model, *, name: str | None = None) -> None:
-        self.module = model
-        self._model = model
-        self.task = task_of(model)
-        self.exact = device_kind(model.device).has_float64
-        spec: ModelSpec | None = getattr(model, "spec", None)
-        card = None if spec is None else card_of(spec)
-        self.name = name or model_name(model)
-        self.max_length = model.max_length
-        self.length_multiple = self.task.fixed_length(model) or 1
-        self.takes_source = self.task.takes_source
-        self.per_token = self.task.per_token
-        self.measured_anyway = self.task.measured_anyway
-        self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
-        self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
-
-    @property
-    def model(self) -> Model:
-        return self._model
-
-    def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
-        return SubjectOutput(*self.task.call(self.model, inputs, state))
-
-    def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
-        return self.task.init_state(self.model, inputs, capacity=capacity)
-
-    def save_to(self, folder: str) -> None:
-        self.model.save(Path(folder) / "model")
-
-    def copy_from(self, folder: str) -> Self:
-        # on the device of the original, because results of two devices may differ in their bits
-        return type(self)(load(Path(folder) / "model").to(self.token_ids.device), name=self.name)
-
-
-def _not_promised(card: RecipeCard | None) -> dict[str, str]:
-    """The promises that the card excludes, with the reasons; without a card, those that need a recipe."""
-    if card is None:
-        reason = "this model was not built from a recipe, so it cannot be built again"
-        return {"saving": reason, "spec": reason}
-    # a misspelled reason would excuse nothing, and the contract would fail without saying why
-    valid_names = {*PROMISES, *FACTS, *CONTRACTS, *(need for contract in CONTRACTS.values() for need in contract.needs)}
-    if unknown_names := sorted(card.reasons.keys() - valid_names):
-        raise UserError(
-            f"the card of {card.name} has a reason for '{unknown_names[0]}', which is no promise, fact or contract"
-        )
-    return card.reasons

@@ -2,8 +2,9 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
+from manyformer.analysis.contracts.leak_place import LeakPlace
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import aligned_table
 
@@ -12,17 +13,24 @@ if TYPE_CHECKING:
 
 ContractVerdict = Literal["passed", "failed", "not promised", "not run"]
 
+SCHEMA = 1
+"""The version of the JSON of a report; it rises if a key goes or changes its meaning, not if one is added."""
+
 STYLES = {"passed": "green", "failed": "bold red", "not promised": "dim", "not run": "yellow"}
 
 
 class ContractRow(NamedTuple):
-    """One contract: its verdict, a sentence, the measured number that decided it and its upper bound."""
+    """One contract: its verdict, a sentence, the measured number that decided it and its upper bound.
+
+    `place` says where a broken one is broken, as far as that was found.
+    """
 
     contract: str
     verdict: ContractVerdict
     sentence: str
     measured: float | None = None
     tolerance: float | None = None
+    place: LeakPlace | None = None
 
 
 class CheckLengths(NamedTuple):
@@ -45,12 +53,16 @@ class CheckLengths(NamedTuple):
 @final
 @dataclass(frozen=True)
 class CheckReport:
-    """The contracts of one model, with the lengths of the sequences and the seed of the inputs."""
+    """The contracts of one model, with the lengths of the sequences and the seed of the inputs.
+
+    `assumptions` are sentences about how the model is called, if that had to be found out.
+    """
 
     subject: str
     rows: tuple[ContractRow, ...]
     lengths: CheckLengths
     seed: int
+    assumptions: tuple[str, ...] = ()
 
     @property
     def heading(self) -> str:
@@ -82,13 +94,21 @@ class CheckReport:
         return f"{self.subject}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
 
     def table(self) -> str:
-        """The report as plain text: a heading with the lengths, one line per contract and a summary."""
+        """The report as plain text: a heading with the lengths, one line per contract and a summary.
+
+        The place of a broken contract follows its line.
+        """
         rows = [
             (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance), row.sentence)
             for row in self.rows
         ]
-        lines = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
-        return "\n".join([self.heading, *lines, self.summary()])
+        header, *table = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
+        lines = [self.heading, *(f"  {assumption}" for assumption in self.assumptions), header]
+        for row, line in zip(self.rows, table, strict=True):
+            lines.append(line)
+            if row.place is not None:
+                lines += [f"  {told}" for told in row.place.lines(78)]
+        return "\n".join([*lines, self.summary()])
 
     def __str__(self) -> str:
         return self.table()
@@ -98,7 +118,7 @@ class CheckReport:
         from rich.markup import escape
         from rich.table import Table
 
-        title = escape(self.heading)
+        title = escape("\n".join((self.heading, *self.assumptions)))
         caption = escape(self.summary())
         table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
         for heading in ("contract", "verdict"):
@@ -109,15 +129,18 @@ class CheckReport:
         for row in self.rows:
             style = STYLES[row.verdict]
             numbers = _format_number(row.measured), _format_number(row.tolerance)
-            table.add_row(row.contract, f"[{style}]{row.verdict}[/]", *numbers, escape(row.sentence))
+            told = [row.sentence]
+            if row.place is not None:
+                told += row.place.lines()
+            table.add_row(row.contract, f"[{style}]{row.verdict}[/]", *numbers, escape("\n".join(told)))
         return table
 
     def to_json(self) -> str:
-        """Strict JSON, in which non-finite numbers are strings."""
-        rows = [row._asdict() | {"measured": _json_number(row.measured)} for row in self.rows]
+        """Strict JSON of schema `SCHEMA`, in which non-finite numbers are strings."""
         # `length` is older than `lengths`, and scripts read it
         report = {"subject": self.subject, "ok": self.ok, "length": self.length, "lengths": self.lengths._asdict()}
-        report |= {"seed": self.seed, "rows": rows}
+        report |= {"seed": self.seed, "rows": [_json_row(row) for row in self.rows]}
+        report |= {"schema": SCHEMA, "assumptions": list(self.assumptions)}
         return json_text(report, indent=2, ensure_ascii=True)
 
 
@@ -128,6 +151,11 @@ def _format_number(value: float | None) -> str:
     if math.isfinite(value) and value == int(value):
         return str(int(value))
     return f"{value:.1e}"
+
+
+def _json_row(row: ContractRow) -> dict[str, Any]:
+    place = None if row.place is None else row.place.as_json()
+    return row._asdict() | {"measured": _json_number(row.measured), "place": place}
 
 
 def _json_number(value: float | None) -> float | str | None:

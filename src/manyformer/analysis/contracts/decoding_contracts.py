@@ -6,7 +6,6 @@ import torch
 
 from manyformer.analysis.contracts.subject import Untestable
 from manyformer.analysis.contracts.trial import ContractFinding, ContractTrial, contract
-from manyformer.recipes.parts.registry import task_of
 
 NEEDS = ("incremental_decoding", "per_token")
 
@@ -87,8 +86,8 @@ def decode(trial: ContractTrial) -> ContractFinding:
     """Decode a text by the one-token steps that generation uses and by `forward`; then continue both by `forward`."""
     inputs = trial.draw(2, trial.length)
     half = trial.length // 2
-    model = trial.subject.model
-    if model is None or (make_step := task_of(model).one_token_step(model)) is None:
+    make_step = trial.subject.one_token_step()
+    if make_step is None:
         raise Untestable(
             f"a {type(trial.subject.module).__name__} offers no one-token steps, so generation calls the model itself"
         )

@@ -11,15 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyformer.analysis.contracts.isolation import in_dtype
+from manyformer.analysis.contracts.isolation import has_float64, in_dtype
 from manyformer.analysis.contracts.subject import Untestable, seed_everything
 from manyformer.analysis.contracts.trial import ContractFinding, ContractTrial, contract, failed, passed
 from manyformer.base.files.json_text import json_text
-from manyformer.base.system import temporary_folder
-from manyformer.models.tasks import Inputs
-from manyformer.nn.runtime.devices import device_kind
+from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.torch_internals import compiler_backend
-from manyformer.recipes import build
 
 
 @contract("repeatable", "the same input twice, with the same seed, gives the same finite output")
@@ -63,7 +60,7 @@ COMPILED_TOLERANCE = 1e-4
 @contract("float64", "float32 is near float64", needs=("module",))
 def float64(trial: ContractTrial) -> ContractFinding:
     """Compare float32 with float64 for the same weights: the difference is the rounding of float32."""
-    if not device_kind(trial.subject.token_ids.device).has_float64:
+    if not has_float64(trial.subject.token_ids.device):
         raise Untestable("this device has no float64")
     inputs = _draw_inputs(trial)
     with in_dtype(trial.subject.module, torch.float32):
@@ -178,26 +175,22 @@ def compiled(trial: ContractTrial) -> ContractFinding:
 def saving(trial: ContractTrial) -> ContractFinding:
     """Compare a saved and loaded model, whose outputs must agree in every bit and whose spec must be equal."""
     inputs = trial.draw(2, trial.length)
-    with temporary_folder() as folder:
-        trial.subject.save_to(str(folder))
-        loaded = trial.subject.copy_from(str(folder))
+    loaded = trial.subject.saved_copy()
     difference = float((trial.subject(inputs).logits - loaded(inputs).logits).abs().max())
     # the second comparison is that of a NaN
     if difference or difference != difference:
         return failed(f"the loaded model differs by {difference:.1e}", difference, 0.0)
-    saved_model = trial.subject.model
-    loaded_model = loaded.model
-    if saved_model is not None and loaded_model is not None and saved_model.spec != loaded_model.spec:
-        return failed(f"the loaded model has the spec {loaded_model.spec}, not {saved_model.spec}")
+    if loaded.spec != trial.subject.spec:
+        return failed(f"the loaded model has the spec {loaded.spec}, not {trial.subject.spec}")
     return passed("the loaded model gives the same bits", difference, 0.0)
 
 
 @contract("spec", "the spec is sufficient to build the model again", needs=("spec",))
 def spec(trial: ContractTrial) -> ContractFinding:
     """Build the model from its recipe and keywords after a round trip through JSON; names and shapes must be equal."""
-    model = trial.subject.model
-    assert model is not None
-    keywords = model.spec.keywords
+    original = trial.subject
+    assert original.module is not None
+    keywords = original.spec.keywords
     try:
         # as a saved model does it: tuples and numbers may come back as other types
         restored = json.loads(json_text(keywords))
@@ -205,17 +198,18 @@ def spec(trial: ContractTrial) -> ContractFinding:
         return failed(f"the keywords are not JSON: {error}")
     if changed := sorted(name for name in keywords if restored[name] != keywords[name]):
         return failed(f"the keyword {changed[0]} ({keywords[changed[0]]!r}) does not survive JSON")
-    rebuilt = build(model.spec.recipe, **restored)
-    if rebuilt.spec != model.spec:
-        return failed(f"building {model.spec} gives {rebuilt.spec}")
-    shapes = _tensor_shapes(model)
-    rebuilt_shapes = _tensor_shapes(rebuilt)
+    rebuilt = original.rebuild(restored)
+    assert rebuilt.module is not None
+    if rebuilt.spec != original.spec:
+        return failed(f"building {original.spec} gives {rebuilt.spec}")
+    shapes = _tensor_shapes(original.module)
+    rebuilt_shapes = _tensor_shapes(rebuilt.module)
     # names and shapes alone: values are random in a new model
     if different := shapes.items() ^ rebuilt_shapes.items():
         name = min(name for name, _ in different)
         return failed(f"{name} is {shapes.get(name)} in this model and {rebuilt_shapes.get(name)} in the rebuilt one")
     return passed(
-        f"{len(shapes)} tensors of the same names and shapes from {model.spec.recipe} and {len(restored)} keywords"
+        f"{len(shapes)} tensors of the same names and shapes from {original.spec.recipe} and {len(restored)} keywords"
     )
 
 

@@ -1,18 +1,22 @@
 """Hugging Face models as subjects, recognized by their attributes; this module never imports transformers."""
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, NamedTuple, Self, final
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, final
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.subject import Subject, SubjectOutput, Untestable
 from manyformer.base.libraries import reload_model, silence_transformers
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import PADDING_SEGMENT, State, tree_map
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float
 
 
 class HFState(NamedTuple):
@@ -164,12 +168,11 @@ class HuggingFace(Subject):
     def session(self) -> AbstractContextManager[None]:
         return silence_transformers()
 
-    def save_to(self, folder: str) -> None:
+    def saved_copy(self) -> Self:
         assert self.module is not None
-        self.module.save_pretrained(folder)  # type: ignore[operator]
-
-    def copy_from(self, folder: str) -> Self:
-        loaded: nn.Module = reload_model(type(self.module), folder)
+        with TemporaryDirectory() as folder:
+            self.module.save_pretrained(folder)  # type: ignore[operator]
+            loaded: nn.Module = reload_model(type(self.module), folder)
         return type(self)(loaded.to(self.token_ids.device).eval())
 
 

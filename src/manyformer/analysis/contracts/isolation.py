@@ -1,15 +1,16 @@
 """Context managers that restore what a check changes in a model or in the process."""
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manyformer.nn.runtime.devices import forked_generators
+WITHOUT_GENERATOR = ("cpu", "meta")
+"""The devices that draw from the generator of the process, or not at all."""
 
 COPIED_TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -36,6 +37,15 @@ def restoring_model_and_rng(module: nn.Module | None) -> Iterator[None]:
                 weight.grad = grad
             np.random.set_state(numpy_state)
             random.setstate(python_state)
+
+
+def forked_generators(devices: Iterable[torch.device]) -> AbstractContextManager[object]:
+    """Restore the generators of the CPU and of these devices, all of one type, at the end of the block."""
+    drawing = [device for device in dict.fromkeys(devices) if device.type not in WITHOUT_GENERATOR]
+    types = {device.type for device in drawing} or {"cpu"}
+    assert len(types) == 1, f"tensors of one model are on {sorted(types)}"
+    # torch forks the generators of one type of device, and of the CPU with it
+    return torch.random.fork_rng(drawing, device_type=types.pop())
 
 
 @contextmanager
@@ -112,3 +122,12 @@ def working_dtype(module: nn.Module | None, *, exact: bool) -> torch.dtype | Non
     if module is not None and any(t.is_floating_point() and t.element_size() < 4 for t in module.parameters()):
         return torch.float32
     return None
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether the device computes in float64; the GPUs of some makers do not."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=device)
+    except (TypeError, RuntimeError):
+        return False
+    return True

@@ -20,8 +20,7 @@ from manyformer.analysis.contracts.trial import (
     pad_tokens,
     passed,
 )
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import PADDING_SEGMENT
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs
 
 BATCH_ROWS = 4
 

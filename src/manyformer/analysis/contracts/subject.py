@@ -1,65 +1,26 @@
-"""Models under test: `Subject`, their common interface, `Adapter`, which makes one of any module, and tiny recipes.
+"""Models under test: `Subject`, their common interface, and `Adapter`, which makes one of any module."""
 
-Tiny recipes use all mechanisms of the recipe and run within milliseconds."""
+from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
-from manyformer.models import Model
-from manyformer.models.tasks import Inputs
-from manyformer.models.tasks.masked_language_modelling import CLASSES, HEAD
-from manyformer.nn.core import PADDING_SEGMENT, State, tree_map
-from manyformer.recipes import build, get_recipe
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
 
-TINY_KEYWORDS: dict[str, Any] = {
-    "vocab": 29,
-    "classes": 3,
-    "dim": 16,
-    "depth": 2,
-    "heads": 2,
-    "ff_dim": 24,
-    "max_length": 128,
-    "dropout": 0.0,
-}
-"""Common keywords; those that only one recipe has are in the `tiny_keywords` of its card."""
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float, Int
 
-
-PERTURBATION = 0.1
-
-
-def tiny_keywords(name: str) -> dict[str, Any]:
-    """Tiny sizes for the recipe `name`, including those of its card. Raises UserError."""
-    recipe = get_recipe(name)
-    sizes = {keyword: value for keyword, value in TINY_KEYWORDS.items() if keyword in recipe.signature.parameters}
-    if HEAD in recipe.signature.parameters:
-        del sizes[CLASSES]  # the head that it has by default has no labels
-    return sizes | recipe.card.tiny_keywords
-
-
-def build_tiny(name: str, keywords: Mapping[str, Any], seed: int) -> Model:
-    """Build the recipe `name` with `tiny_keywords`, overridden by `keywords`. Raises UserError.
-
-    All parameters are perturbed: zero biases, unit gains and closed gates would hide defects.
-    """
-    keywords = tiny_keywords(name) | dict(keywords)
-    # the generator of the process goes on as if nothing had been drawn
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        torch.manual_seed(seed)
-        model = build(name, **keywords)
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=PERTURBATION)
-    return model
-
+    LogitsArray = Float[Tensor, "b l v"]
+    TokenIdsArray = Int[Tensor, "b l"]
 
 PaddingSide = Literal["left", "right"]
 
@@ -70,6 +31,21 @@ class SubjectOutput(NamedTuple):
     logits: Float[Tensor, "b *l v"]
     state: State = None
     loss: Tensor | float = 0.0
+
+
+class TargetScore(NamedTuple):
+    """Sums over all targets: the negative log-likelihood, the number of targets, and how many were predicted."""
+
+    nll: Tensor
+    targets: Tensor
+    correct: Tensor
+
+
+class ToyTraining(NamedTuple):
+    """The losses of all steps of a training in nats per target, and the loss of guessing."""
+
+    losses: list[float]
+    guessing_loss: float
 
 
 class Untestable(Exception):
@@ -100,10 +76,13 @@ class Subject(ABC):
     runs_every_input: bool = True
     source_sides: tuple[PaddingSide, ...] = ("left", "right")
 
+    spec: Any = None
+    """From which recipe (`recipe`) and `keywords` the model was built, if it was."""
+
     @property
-    def model(self) -> Model | None:
-        """The model under test if it is one of this library, whose loss, spec and one-token steps can be tested."""
-        return None
+    def content_based(self) -> bool:
+        """Whether a part declares (`content_based`) that its operators depend on token values, not on shapes alone."""
+        return self.module is not None and any(getattr(part, "content_based", False) for part in self.module.modules())
 
     def __call__(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         """One forward pass with a fixed seed, so that only what the contract changes can change the result."""
@@ -127,12 +106,36 @@ class Subject(ABC):
         """A context manager that is entered for the duration of a check."""
         return nullcontext()
 
-    def copy_from(self, folder: str) -> Self:
-        """Load a new subject from a folder that `save_to` wrote."""
+    def saved_copy(self) -> Self:
+        """A new subject, of the model as it was saved and loaded."""
         raise NotImplementedError
 
-    def save_to(self, folder: str) -> None:
-        """Save the model in the folder."""
+    def rebuild(self, keywords: Mapping[str, Any]) -> Subject:
+        """A new subject of the recipe of `spec`, with these keywords."""
+        raise NotImplementedError
+
+    def one_token_step(self) -> Callable[[], Callable[[Tensor, State, State], tuple[Tensor, State]]] | None:
+        """A function that binds the steps by which generation computes one token per row; None if there are none.
+
+        A step takes tokens (b, 1), the state and the encoded source, and gives logits and the next state."""
+        return None
+
+    def training_loss(self, inputs: Inputs, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
+        """The sum of the training loss over all targets, without auxiliary losses."""
+        raise NotImplementedError
+
+    def auxiliary_loss(self, inputs: Inputs, targets: Tensor) -> Tensor | float:
+        """What training adds to the loss of the targets, such as the balance of experts."""
+        return 0.0
+
+    def score(self, inputs: Inputs, targets: Tensor) -> TargetScore:
+        """The likelihood and the accuracy that an evaluation reports."""
+        raise NotImplementedError
+
+    def train_on_toy_task(self, generator: torch.Generator, *, share: float, smoothing_steps: int) -> ToyTraining:
+        """Train a new model of the same spec on a toy task, until the loss is this share of that of guessing.
+
+        The loss is averaged over `smoothing_steps`."""
         raise NotImplementedError
 
 
@@ -142,10 +145,6 @@ def seed_everything(seed: int) -> None:
     (torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed)(seed)
     np.random.seed(seed)
     random.seed(seed)
-
-
-LogitsArray = Float[Tensor, "b l v"]
-TokenIdsArray = Int[Tensor, "b l"]
 
 
 @final

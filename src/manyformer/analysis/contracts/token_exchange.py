@@ -3,24 +3,28 @@
 Exchanges of later tokens are measured one per row of a batch. Calls in training mode begin with the same buffers and
 the same random numbers; the operators that a model runs show whether two results can be compared bit for bit."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import restoring_attributes, restoring_buffers, training_mode
 from manyformer.analysis.contracts.subject import Untestable
 from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ContractTrial
-from manyformer.models.tasks import Inputs
+from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.nn.runtime.training_hooks import run_post_step_updates
-from manyformer.recipes.parts.model_summary import is_content_based
 
-Forward = Callable[[Inputs], Float[Tensor, "b l v"]]
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+Forward = Callable[[Inputs], Tensor]
+"""Computes logits (b, l, v)."""
 
 MAX_ROWS = 32
 MAX_SCORES = 1 << 22
@@ -227,7 +231,7 @@ def training_forward(
             calls = random_calls(forward, first)
             if calls != random_calls(forward, second):
                 raise Untestable("in training mode, the number of random numbers depends on token values")
-            if is_content_based(module) and calls != calls_in_evaluation:
+            if trial.subject.content_based and calls != calls_in_evaluation:
                 raise Untestable("in training mode, random numbers are drawn for tokens that their values select")
         yield forward
 

@@ -17,21 +17,12 @@ from manyformer.analysis.contracts.trial import (
     pad_documents,
     passed,
 )
-from manyformer.models import Model
-from manyformer.models.tasks import Inputs, ToyDraw
-from manyformer.models.tasks.toy import PERIOD
-from manyformer.nn.batches import IGNORE_INDEX
-from manyformer.nn.runtime.training_hooks import run_post_step_updates
-from manyformer.recipes import build
-from manyformer.recipes.parts.registry import task_of
+from manyformer.nn.model_inputs import Inputs
 
 MAX_NAMES = 4
 
-TOY_STEPS = 200
-LEARNING_RATE = 6e-3
-
-PERIODS = 6
-"""The number of periods in a row of repeated symbols."""
+IGNORED_TARGET = -100
+"""The target that no loss counts, as `cross_entropy` of torch has it by default."""
 
 SMOOTHING_STEPS = 10
 """Losses are averaged over this many steps."""
@@ -66,11 +57,8 @@ def gradients(trial: ContractTrial) -> ContractFinding:
 
 def _auxiliary_loss(trial: ContractTrial, inputs: Inputs, logits: Tensor) -> Tensor | float:
     """The auxiliary losses of training, which are the only use of some parameters."""
-    model = trial.subject.model
-    if model is None:
-        return 0.0
     targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=trial.generator).to(logits.device)
-    return model.loss(task_of(model).batch(model, inputs, targets)).extra
+    return trial.subject.auxiliary_loss(inputs, targets)
 
 
 def _join_names(names: list[str]) -> str:
@@ -81,8 +69,6 @@ def _join_names(names: list[str]) -> str:
 @contract("loss", "training loss and score == cross entropy of the logits", needs=("loss", "cross_entropy"))
 def loss(trial: ContractTrial) -> ContractFinding:
     """Compare them with padding, with ignored targets and with label smoothing."""
-    model = trial.subject.model
-    assert model is not None
     inputs, _ = pad_documents(trial, trial.documents(document_lengths(trial)), "right")
     result = trial.subject(inputs)
     classes = result.logits.shape[-1]
@@ -90,17 +76,16 @@ def loss(trial: ContractTrial) -> ContractFinding:
     if inputs.segments is not None and targets.ndim == 2:
         # every fifth target is ignored, as well as padding
         ignored = torch.arange(targets.numel(), device=targets.device).view_as(targets) % 5 == 0
-        targets = targets.masked_fill((inputs.segments < 0) | ignored, IGNORE_INDEX)
-    batch = task_of(model).batch(model, inputs, targets)
+        targets = targets.masked_fill((inputs.segments < 0) | ignored, IGNORED_TARGET)
     # the reference in float64 on the CPU, so that only the loss under test rounds
     logits = result.logits.flatten(0, -2).cpu().double()
     host_targets = targets.flatten().cpu()
     for smoothing in (0.0, 0.1):
         expected = F.cross_entropy(logits, host_targets, label_smoothing=smoothing, reduction="sum")
-        actual = model.loss(batch, label_smoothing=smoothing).total
+        actual = trial.subject.training_loss(inputs, targets, smoothing=smoothing)
         trial.compare(actual, expected, f"the loss with smoothing {smoothing}")
-    scored = model.score(batch)
-    is_target = targets != IGNORE_INDEX
+    scored = trial.subject.score(inputs, targets)
+    is_target = targets != IGNORED_TARGET
     correct = (result.logits.argmax(-1) == targets) & is_target
     trial.compare(scored.nll.cpu(), F.cross_entropy(logits, host_targets, reduction="sum"), "the score")
     trial.compare(scored.targets, is_target.sum(), "the number of targets")
@@ -114,40 +99,11 @@ def learns(trial: ContractTrial) -> ContractFinding:
 
     By kind of model the task is periodic copying, reversing, filling in masks, or classifying an order or a parent.
     """
-    checked_model = trial.subject.model
-    assert checked_model is not None
-    # a new model: the weights of the checked one are perturbed or trained, and stay as they are
-    model = build(checked_model.spec.recipe, **checked_model.spec.keywords).to(checked_model.device)
-    with torch.enable_grad():
-        losses, guessing_loss = _train(trial, model)
+    training = trial.subject.train_on_toy_task(trial.generator, share=MAX_LOSS_SHARE, smoothing_steps=SMOOTHING_STEPS)
+    losses = training.losses
     first_loss = statistics.fmean(losses[:SMOOTHING_STEPS])
     last_loss = statistics.fmean(losses[-SMOOTHING_STEPS:])
     sentence = f"the loss falls from {first_loss:.2f} to {last_loss:.2f} nats in {len(losses)} steps"
-    sentence = f"{sentence}, and guessing has {guessing_loss:.2f}"
-    measured = last_loss / guessing_loss
+    sentence = f"{sentence}, and guessing has {training.guessing_loss:.2f}"
+    measured = last_loss / training.guessing_loss
     return ContractFinding(measured <= MAX_LOSS_SHARE, sentence, measured, MAX_LOSS_SHARE)
-
-
-def _train(trial: ContractTrial, model: Model) -> tuple[list[float], float]:
-    """The losses of all steps in nats per target, until their recent mean is low enough, and the loss of guessing."""
-    task = task_of(model)
-    length = trial.round_length(PERIODS * PERIOD)
-    optimizer = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
-    losses = list[float]()
-    guessing_loss = 0.0
-    for step in range(TOY_STEPS):
-        draw = ToyDraw.make(trial.generator, trial.subject.token_ids.device, length)
-        batch, guessing_loss = task.toy(model, draw)
-        loss = model.loss(batch)
-        optimizer.zero_grad()
-        ((loss.total / loss.targets) + loss.extra).backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / 20) * min(1.0, 2 * (1 - step / TOY_STEPS))
-        optimizer.step()
-        # codebooks and running means are updated here, as in a real training
-        run_post_step_updates(model, step + 1)
-        losses.append(float(loss.total.detach() / loss.targets))
-        if step >= SMOOTHING_STEPS and statistics.fmean(losses[-SMOOTHING_STEPS:]) <= MAX_LOSS_SHARE * guessing_loss:
-            break
-    return losses, guessing_loss

@@ -2,19 +2,22 @@
 
 The inputs may be documents of different lengths: padded, or packed several to a row."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar, final
 
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import training_mode
 from manyformer.analysis.contracts.subject import PaddingSide, Subject, SubjectOutput
-from manyformer.models.tasks import Inputs
-from manyformer.nn.core import PADDING_SEGMENT, State
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State
+
+if TYPE_CHECKING:
+    from jaxtyping import Int
 
 Backend = Literal["aot_eager", "inductor"]
 

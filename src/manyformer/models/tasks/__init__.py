@@ -19,8 +19,9 @@ from manyformer.models.tasks.requests import (
     PredictionRequest,
     TextPass,
 )
-from manyformer.models.tasks.task import Inputs, ScoreSums, Task
+from manyformer.models.tasks.task import ScoreSums, Task
 from manyformer.models.tasks.toy import Toy, ToyDraw
+from manyformer.nn.model_inputs import Inputs
 
 __all__ = [
     "TASKS",

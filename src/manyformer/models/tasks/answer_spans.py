@@ -21,7 +21,7 @@ from manyformer.models.tasks.requests import (
     PredictionRequest,
     TextPass,
 )
-from manyformer.models.tasks.task import Inputs, text_pass
+from manyformer.models.tasks.task import text_pass
 from manyformer.models.tasks.toy import FIRST_SYMBOL, SYMBOLS, Toy, ToyDraw
 from manyformer.nn.batches import AnswerSpanBatch
 from manyformer.nn.batches.two_texts import (
@@ -33,6 +33,7 @@ from manyformer.nn.batches.two_texts import (
     halves,
     pad_texts,
 )
+from manyformer.nn.model_inputs import Inputs
 
 MAX_ANSWER_TOKENS = 30
 """The longest answer that is predicted (Devlin et al.'s `max_answer_length`)."""

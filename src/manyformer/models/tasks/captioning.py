@@ -16,10 +16,11 @@ from manyformer.models import EncoderDecoder, PatchEmbedding
 from manyformer.models.scores import ScoreKind, bleu, chrf, exact_match
 from manyformer.models.tasks.media_labels import image_tokens
 from manyformer.models.tasks.requests import EvaluationRequest, EvaluationResult, ImagePass, ImageTokenizer
-from manyformer.models.tasks.task import LIKELIHOOD_SHARE, Inputs, likelihood, token_scores
+from manyformer.models.tasks.task import LIKELIHOOD_SHARE, likelihood, token_scores
 from manyformer.models.tasks.toy import SYMBOLS, Toy, ToyDraw
 from manyformer.models.tasks.translation import EncoderDecoderTask, repeated_source
 from manyformer.nn.batches import Seq2SeqBatch, to_device
+from manyformer.nn.model_inputs import Inputs
 
 PATCH_IDS = 32
 """The number of different patches that stand for token ids in contracts and measurements."""

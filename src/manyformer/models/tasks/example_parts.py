@@ -16,10 +16,11 @@ from manyformer.models.scores import ScoreKind, ScoreRecord
 from manyformer.models.tasks.label_task import BatchLabelTask
 from manyformer.models.tasks.masked_language_modelling import BIDIRECTIONAL
 from manyformer.models.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.models.tasks.task import Inputs, Task
+from manyformer.models.tasks.task import Task
 from manyformer.models.tasks.toy import FIRST_SYMBOL, ROWS, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
 from manyformer.nn.batches import ModalitiesBatch, to_device
 from manyformer.nn.core import PADDING_SEGMENT
+from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.torch_internals import compiler_disabled
 
 PartsModelT = TypeVar("PartsModelT", bound=MultimodalClassifier | TwoTowers, default=Any)

@@ -14,10 +14,10 @@ from manyformer.models.graph_encoder import GraphEncoder
 from manyformer.models.scores import ScoreKind
 from manyformer.models.tasks.label_task import BatchLabelTask
 from manyformer.models.tasks.requests import TaskTokenizers, TextPass
-from manyformer.models.tasks.task import Inputs
 from manyformer.models.tasks.toy import FIRST_SYMBOL, PERIOD, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
 from manyformer.nn.batches import Batch, GraphBatch, to_device
 from manyformer.nn.core import PADDING_SEGMENT
+from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.torch_internals import compiler_disabled
 from manyformer.nn.structures import laplacian_eigenvectors
 

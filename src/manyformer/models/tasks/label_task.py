@@ -20,9 +20,10 @@ from manyformer.models.tasks.requests import (
     TaskTokenizers,
     TextTokenizer,
 )
-from manyformer.models.tasks.task import Inputs, Task
+from manyformer.models.tasks.task import Task
 from manyformer.nn.batches import IGNORE_INDEX, Batch, to_device
 from manyformer.nn.core import PADDING_SEGMENT
+from manyformer.nn.model_inputs import Inputs
 
 
 class LabelTask(Task[M]):

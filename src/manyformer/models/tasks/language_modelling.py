@@ -21,10 +21,11 @@ from manyformer.models.tasks.requests import (
     ImageTokenizer,
     TextPass,
 )
-from manyformer.models.tasks.task import Inputs, Task, likelihood, row_accuracy, text_pass, token_row, token_scores
+from manyformer.models.tasks.task import Task, likelihood, row_accuracy, text_pass, token_row, token_scores
 from manyformer.models.tasks.toy import PERIOD, SYMBOLS, Toy, ToyDraw
 from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch
 from manyformer.nn.core import State, WatchFn, no_watch
+from manyformer.nn.model_inputs import Inputs
 
 WORK_SCORES = {"steps": ScoreKind(lower_is_better=True), "span": ScoreKind("tokens", lower_is_better=True, digits=1)}
 """The mean number of steps (or layers) per scored token, and the mean span of all heads, if the model has them."""

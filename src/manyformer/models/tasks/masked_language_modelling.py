@@ -15,10 +15,11 @@ from manyformer.base.keyword_checks import Default, SharedKeywords
 from manyformer.base.plugins import TASK_GROUP, import_entry_point
 from manyformer.models import EncoderModel, MaskedLM
 from manyformer.models.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
-from manyformer.models.tasks.task import Inputs, Task, likelihood, text_pass, token_scores
+from manyformer.models.tasks.task import Task, likelihood, text_pass, token_scores
 from manyformer.models.tasks.toy import SYMBOLS, Toy, ToyDraw
 from manyformer.nn.batches import IGNORE_INDEX, MaskedLMBatch
 from manyformer.nn.kernels.kernel import named_kernels
+from manyformer.nn.model_inputs import Inputs
 
 E = TypeVar("E", bound=EncoderModel, default=Any)
 """The encoder class of a task."""

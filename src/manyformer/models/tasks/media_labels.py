@@ -14,9 +14,9 @@ from manyformer.base.errors import UserError
 from manyformer.models import AudioClassifier, ImageClassifier, PatchEmbedding
 from manyformer.models.tasks.label_task import BatchLabelTask
 from manyformer.models.tasks.requests import ImagePass, ImageTokenizer, TextPass
-from manyformer.models.tasks.task import Inputs
 from manyformer.models.tasks.toy import ROWS, STAND_IN_IDS, Toy, ToyDraw, stand_in_vectors
 from manyformer.nn.batches import AudioClassificationBatch, ImageClassificationBatch
+from manyformer.nn.model_inputs import Inputs
 
 BRIGHTNESS_LEVELS = 256
 """The number of values of a pixel's channel, which is a token of an image."""

@@ -15,11 +15,12 @@ from manyformer.models.generative_model import NextTokenFn
 from manyformer.models.policy_model import PolicyActor
 from manyformer.models.scores import ScoreKind, mean_length, mean_return, success_rate
 from manyformer.models.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.models.tasks.task import Inputs, ScoreSums, Task
+from manyformer.models.tasks.task import ScoreSums, Task
 from manyformer.models.tasks.toy import STAND_IN_IDS, Toy, ToyDraw, stand_in_vectors
 from manyformer.nn.batches import TextUnits
 from manyformer.nn.batches.episode_batches import ClippedObjective, EpisodesToPlay, RolloutBatch
 from manyformer.nn.core import MemorySequence, State, WatchFn, no_watch
+from manyformer.nn.model_inputs import Inputs
 
 GUESSED_SIGN_LOSS = 0.5 * math.log(2 * math.pi) + 0.5
 """The loss of an action of -1 or 1 under the normal distribution with mean 0 and deviation 1."""

@@ -12,10 +12,11 @@ from manyformer.models import EncoderDecoder
 from manyformer.models.embedding import FixedLengthSource
 from manyformer.models.scores import ScoreKind, bits_per_dimension
 from manyformer.models.tasks.requests import EvaluationRequest, EvaluationResult, TaskTokenizers, TextPass
-from manyformer.models.tasks.task import Inputs, likelihood, token_scores
+from manyformer.models.tasks.task import likelihood, token_scores
 from manyformer.models.tasks.toy import SYMBOLS, Toy, ToyDraw
 from manyformer.models.tasks.translation import EncoderDecoderTask, repeated_source
 from manyformer.nn.batches import Batch, Seq2SeqBatch
+from manyformer.nn.model_inputs import Inputs
 
 
 class SourcedImages(EncoderDecoderTask):

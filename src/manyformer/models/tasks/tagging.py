@@ -13,10 +13,10 @@ from manyformer.models.scores import ScoreKind
 from manyformer.models.tasks.label_task import BatchLabelTask, label_names
 from manyformer.models.tasks.masked_language_modelling import EncoderHeadSettings, EncoderTask
 from manyformer.models.tasks.requests import TaskTokenizers, TextPass
-from manyformer.models.tasks.task import Inputs
 from manyformer.models.tasks.toy import FIRST_SYMBOL, PERIOD, SYMBOLS, Toy, ToyDraw
 from manyformer.nn.batches import IGNORE_INDEX, Batch, TaggingBatch, to_device
 from manyformer.nn.core import PADDING_SEGMENT
+from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.torch_internals import compiler_disabled
 from manyformer.nn.structures import NO_NODE, ROOT, preorder_columns

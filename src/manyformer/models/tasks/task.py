@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple
+from typing import Any, Generic, Literal
 
 import numpy as np
 import torch
@@ -37,31 +37,10 @@ from manyformer.models.tasks.requests import (
 from manyformer.models.tasks.toy import Toy, ToyDraw
 from manyformer.nn.batches import IGNORE_INDEX, Batch, TextUnits, to_device
 from manyformer.nn.core import State, WatchFn, no_watch
+from manyformer.nn.model_inputs import Inputs
 
 LIKELIHOOD_SHARE = 0.1
 """The share of the progress of an evaluation that the likelihood takes where texts are written afterwards."""
-
-
-class Inputs(NamedTuple):
-    """The inputs of a model: tokens, a source for an encoder-decoder, and segment ids, with -1 for padding."""
-
-    tokens: Int[Tensor, "b l"]
-    segments: Int[Tensor, "b l"] | None = None
-    source: Int[Tensor, "b s"] | None = None
-    source_segments: Int[Tensor, "b s"] | None = None
-
-    def rows(self, index: Sequence[int]) -> "Inputs":
-        """The inputs of these rows, in this order."""
-        tokens, *optional_parts = (None if part is None else part[list(index)] for part in self)
-        assert tokens is not None
-        return Inputs(tokens, *optional_parts)
-
-    def columns(self, start: int, stop: int) -> "Inputs":
-        """The inputs with only the columns `start` to `stop` of the tokens; the source is unchanged."""
-        segments = None
-        if self.segments is not None:
-            segments = self.segments[:, start:stop]
-        return self._replace(tokens=self.tokens[:, start:stop], segments=segments)
 
 
 @dataclass(frozen=True)

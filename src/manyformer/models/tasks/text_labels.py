@@ -23,11 +23,12 @@ from manyformer.models.tasks.requests import (
     TextPass,
     TextTokenizer,
 )
-from manyformer.models.tasks.task import Inputs, text_pass
+from manyformer.models.tasks.task import text_pass
 from manyformer.models.tasks.toy import Toy, ToyDraw
 from manyformer.nn.attention.global_local import GlobalLocalAttention
 from manyformer.nn.batches import ClassificationBatch
 from manyformer.nn.batches.two_texts import frame_pair, halves, pad_texts
+from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.dropout import Dropout
 
 ROWS_PER_BATCH = 64

@@ -19,11 +19,12 @@ from manyformer.models.decision_transformer import Trajectory
 from manyformer.models.embedding import check_token_range, check_token_rows, positions_of
 from manyformer.models.scores import ScoreKind, ScoreRecord, mean_return
 from manyformer.models.tasks.requests import EvaluationRequest, EvaluationResult, TaskTokenizers, TextPass
-from manyformer.models.tasks.task import Inputs, ScoreSums, Task, likelihood
+from manyformer.models.tasks.task import ScoreSums, Task, likelihood
 from manyformer.models.tasks.toy import ROWS, Toy, ToyDraw
 from manyformer.nn.batches import IGNORE_INDEX, Batch, TextUnits, to_device
 from manyformer.nn.batches.episode_batches import TrajectoryBatch
 from manyformer.nn.core import State, WatchFn, no_watch
+from manyformer.nn.model_inputs import Inputs
 
 STEP_IDS = 29
 """The number of different time steps that are made of token ids: each has a return, an observation and an action."""

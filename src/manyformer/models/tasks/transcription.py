@@ -13,11 +13,12 @@ from manyformer.models.audio_encoders import label_targets
 from manyformer.models.frame_embedding import FrameEmbedding
 from manyformer.models.scores import ScoreKind, ScoreRecord, character_error_rate, word_error_rate
 from manyformer.models.tasks.requests import EvaluationRequest, EvaluationResult
-from manyformer.models.tasks.task import LIKELIHOOD_SHARE, Inputs, ScoreSums, Task, likelihood, token_scores
+from manyformer.models.tasks.task import LIKELIHOOD_SHARE, ScoreSums, Task, likelihood, token_scores
 from manyformer.models.tasks.toy import PERIOD, STAND_IN_IDS, SYMBOLS, Toy, ToyDraw, stand_in_vectors
 from manyformer.models.tasks.translation import EncoderDecoderTask
 from manyformer.nn.batches import IGNORE_INDEX, TextUnits, TranscriptionBatch, to_device
 from manyformer.nn.core import PADDING_SEGMENT, State, WatchFn, no_watch
+from manyformer.nn.model_inputs import Inputs
 
 START = 1
 END = 2

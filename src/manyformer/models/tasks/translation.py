@@ -12,10 +12,11 @@ from manyformer.base.errors import UserError
 from manyformer.models import EncoderDecoder, ModelOutput
 from manyformer.models.scores import ScoreKind, bleu, bleu_by_length, chrf, exact_match, ter
 from manyformer.models.tasks.requests import EncodedText, EvaluationRequest, EvaluationResult, TextPass
-from manyformer.models.tasks.task import LIKELIHOOD_SHARE, Inputs, Task, likelihood, token_row, token_scores
+from manyformer.models.tasks.task import LIKELIHOOD_SHARE, Task, likelihood, token_row, token_scores
 from manyformer.models.tasks.toy import SYMBOLS, Toy, ToyDraw
 from manyformer.nn.batches import Seq2SeqBatch
 from manyformer.nn.core import PADDING_SEGMENT, State, WatchFn, no_watch
+from manyformer.nn.model_inputs import Inputs
 
 
 class EncoderDecoderTask(Task[EncoderDecoder]):
