@@ -86,20 +86,35 @@ def check(
     compiler: Backend = "aot_eager",
     keywords: Mapping[str, Any] | None = None,
     device: str | torch.device | None = None,
+    vocabulary: int | None = None,
+    max_length: int | None = None,
+    causal: bool = True,
     on_row: Callable[[ContractRow], None] | None = None,
 ) -> CheckReport:
     """Run the contracts of a model: causality, recurrent decoding, padding, packing, gradients, precision and more.
 
     `model` is a recipe's name (built with tiny sizes, perturbed parameters and `keywords`), the folder of a run or a
-    saved model, a model, a Hugging Face model, or an `Adapter` of any module. `length` is the length of all sequences,
-    by default 48 tokens in contracts of many steps and up to 512 in causality contracts, which exchange each of these
-    tokens once and try a few exchanges in up to 2048. `only` and `skip` name
-    contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a folder.
-    `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be
-    checked.
+    saved model, a model, a Hugging Face model, an `Adapter`, or any other module, whose form of call is found by trial:
+    `vocabulary` and `max_length` are not looked for if they are given, and `causal=False` is an encoder. `length` is
+    the length of all sequences, by default 64 tokens for such modules, else 48 in contracts of many steps and up to 512
+    in causality contracts, which exchange each of these tokens once and try a few exchanges in up to 2048. `only` and
+    `skip` name contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a
+    folder. `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that
+    cannot be checked.
     """
     subject = find_own_subject(model, keywords or {}, seed, device)
-    return check_subject(subject, length=length, seed=seed, only=only, skip=skip, compiler=compiler, on_row=on_row)
+    return check_subject(
+        subject,
+        length=length,
+        seed=seed,
+        only=only,
+        skip=skip,
+        compiler=compiler,
+        vocabulary=vocabulary,
+        max_length=max_length,
+        causal=causal,
+        on_row=on_row,
+    )
 
 
 def find_own_subject(

@@ -1,7 +1,9 @@
 """`check`: run the contracts that a model promises and report the results."""
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from manyformer.analysis.contracts import (
     training_contracts,
 )
 from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow, ContractVerdict
+from manyformer.analysis.contracts.found_subject import HOW_TO_SAY, FoundSubject
 from manyformer.analysis.contracts.hugging_face import HuggingFace, is_hugging_face
 from manyformer.analysis.contracts.isolation import (
     in_dtype,
@@ -63,17 +66,21 @@ def check(
     only: Collection[str] | None = None,
     skip: Collection[str] = (),
     compiler: Backend = "aot_eager",
+    vocabulary: int | None = None,
+    max_length: int | None = None,
+    causal: bool = True,
     on_row: Callable[[ContractRow], None] | None = None,
 ) -> CheckReport:
     """Run the contracts of a model: causality, recurrent decoding, padding, packing, gradients, precision and more.
 
-    `model` is a Hugging Face model, an `Adapter` of any module, or a `Subject`. `length` is the length of all
-    sequences, by default 48 tokens in contracts of many steps and up to 512 in causality contracts, which exchange each
-    of these tokens once and try a few exchanges in up to 2048. `only` and `skip` name contracts; "compile" takes
-    seconds, and "learns" runs only if it is named. `on_row` is called with each finished row. The model is left
-    unchanged. Raises UserError for a model that cannot be checked.
+    `model` is a Hugging Face model, an `Adapter`, a `Subject`, or any other module, whose form of call is found by
+    trial: `vocabulary` and `max_length` are not looked for if they are given, and `causal=False` is an encoder.
+    `length` is the length of all sequences, by default 64 tokens for such modules, else 48 in contracts of many steps
+    and up to 512 in causality contracts, which exchange each of these tokens once and try a few exchanges in up to
+    2048. `only` and `skip` name contracts; "compile" takes seconds, and "learns" runs only if it is named. `on_row` is
+    called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be checked.
     """
-    subject = find_subject(model)
+    subject = find_subject(model, {"vocabulary": vocabulary, "max_length": max_length, "causal": causal})
     selected = _select_contracts(only, skip)
     lengths = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
@@ -93,21 +100,32 @@ def check(
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
-    return CheckReport(subject.name, tuple(rows), lengths, seed)
+    return CheckReport(subject.name, tuple(rows), lengths, seed, subject.assumptions)
 
 
-def find_subject(model: nn.Module | Adapter | Subject) -> Subject:
+def find_subject(model: nn.Module | Adapter | Subject, options: Mapping[str, Any] = MappingProxyType({})) -> Subject:
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
+    subject = _known_subject(model)
+    if subject is None:
+        assert isinstance(model, nn.Module)
+        return FoundSubject(model, **options)
+    given = [name for name, value in options.items() if value is not None and value is not True]
+    if given:
+        raise UserError(f"{', '.join(given)} is for a module of which nothing is known; {subject.name} says it itself")
+    return subject
+
+
+def _known_subject(model: nn.Module | Adapter | Subject) -> Subject | None:
+    """The subject for a model that says itself how it is called; None for any other module."""
     if isinstance(model, Subject):
         return model
     if isinstance(model, Adapter):
         return AdapterSubject(model)
     if is_hugging_face(model):
         return HuggingFace(model)
-    raise UserError(
-        f"{type(model).__name__} is a module that check cannot call by itself: "
-        "mf.check(Adapter(logits=lambda tokens: net(tokens), vocab=256))"
-    )
+    if isinstance(model, nn.Module):
+        return None
+    raise UserError(f"{type(model).__name__} is neither a module nor a name: mf.check({HOW_TO_SAY})")
 
 
 def _select_contracts(only: Collection[str] | None, skip: Collection[str]) -> set[str]:
@@ -141,7 +159,13 @@ def _choose_lengths(subject: Subject, length: int | None) -> CheckLengths:
     if length is not None:
         # a given length holds for every contract, so that the time of a check can be bounded
         return CheckLengths(round_length(length), round_length(length), None)
-    steps, long, probe = (round_length(size) for size in (STEP_LENGTH, LONG_LENGTH, PROBE_LENGTH))
+    probe = round_length(PROBE_LENGTH)
+    if subject.default_length is None:
+        steps = round_length(STEP_LENGTH)
+        long = round_length(LONG_LENGTH)
+    else:
+        steps = round_length(max(subject.default_length, subject.min_length))
+        long = steps
     return CheckLengths(steps, long, probe if probe > long else None)
 
 

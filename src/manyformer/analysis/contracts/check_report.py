@@ -55,7 +55,7 @@ class CheckLengths(NamedTuple):
 class CheckReport:
     """The contracts of one model, with the lengths of the sequences and the seed of the inputs.
 
-    `assumptions` are sentences about how the model is called, if that had to be found out.
+    `assumptions` are sentences about what was found out about the model instead of being told.
     """
 
     subject: str

@@ -48,8 +48,10 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params")
 
 def is_hugging_face(module: nn.Module) -> bool:
     """Whether `module` is a Hugging Face model of tokens: it has a `config` and generates or takes `input_ids`."""
-    takes_tokens = getattr(module, "main_input_name", None) == "input_ids"
-    return hasattr(module, "config") and (takes_tokens or callable(getattr(module, "generate", None)))
+    # many a stranger's model has a `config` and a `generate` too, but only these name their main input
+    if not hasattr(module, "config") or not hasattr(module, "main_input_name"):
+        return False
+    return module.main_input_name == "input_ids" or callable(getattr(module, "generate", None))
 
 
 @final

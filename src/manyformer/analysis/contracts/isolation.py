@@ -1,6 +1,8 @@
 """Context managers that restore what a check changes in a model or in the process."""
 
+import math
 import random
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -13,6 +15,9 @@ WITHOUT_GENERATOR = ("cpu", "meta")
 """The devices that draw from the generator of the process, or not at all."""
 
 COPIED_TABLES = ("_parameters", "_buffers", "_modules")
+
+STANDARD_MODULES = sys.stdlib_module_names
+"""Modules whose objects hold no tensors of a model."""
 
 
 @contextmanager
@@ -82,17 +87,114 @@ def restoring_buffers(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def training_mode(module: nn.Module) -> Iterator[None]:
-    """Set training mode; on exit restore evaluation mode and all values, and remove gradients."""
-    # a whole step is taken back: weights as well as running statistics
-    values = {name: value.clone() for name, value in module.state_dict().items()}
-    module.train()
+def restoring_tensors(module: nn.Module) -> Iterator[None]:
+    """On exit restore the values of all tensors that a call may change in place: buffers, and plain attributes.
+
+    Caches of released models are often plain tensors, or in lists and objects that a submodule holds.
+    """
+    tensors = {id(tensor): tensor for tensor in module.buffers()}
+    for submodule in module.modules():
+        for tensor in _plain_tensors(vars(submodule)):
+            tensors[id(tensor)] = tensor
+    values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
     try:
         yield
     finally:
-        module.eval()
-        module.load_state_dict(values)
-        module.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for tensor, value in values:
+                _restore(tensor, value)
+
+
+def _restore(tensor: Tensor, value: Tensor) -> None:
+    if tensor.shape == value.shape and tensor.dtype == value.dtype:
+        # what was not touched stays as it is: tensors of inference mode cannot be written
+        if not torch.equal(tensor, value):
+            tensor.copy_(value)
+    else:
+        tensor.data = value
+
+
+def _plain_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    """Tensors in attributes, lists, dictionaries and plain objects, a few levels deep; submodules have their own."""
+    if isinstance(value, Tensor):
+        if not isinstance(value, nn.Parameter):
+            yield value
+    elif isinstance(value, nn.Module | type) or depth > 3:
+        return
+    elif isinstance(value, dict):
+        for child in list(value.values()):
+            yield from _plain_tensors(child, depth + 1)
+    elif isinstance(value, list | tuple):
+        for child in value:
+            yield from _plain_tensors(child, depth + 1)
+    elif type(value).__module__ not in STANDARD_MODULES and hasattr(value, "__dict__"):
+        yield from _plain_tensors(vars(value), depth + 1)
+
+
+@contextmanager
+def training_mode(module: nn.Module) -> Iterator[None]:
+    """Set training mode; on exit restore evaluation mode and all values, and remove gradients."""
+    # a whole step is taken back: weights as well as running statistics; by tensor, because a call may replace buffers
+    weights = [(weight, weight.detach().clone()) for weight in module.parameters()]
+    with restoring_attributes(module), restoring_buffers(module):
+        module.train()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for weight, value in weights:
+                    _restore(weight, value)
+            module.eval()
+            module.zero_grad(set_to_none=True)
+
+
+NOISE = 0.1
+"""The size of the noise that is added to zeros, and relative to other constants."""
+
+SMALL = 1e-3
+"""Parameters below this size let nothing flow that a comparison could see."""
+
+
+def constant_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters of zeros or of another constant, or so small that nothing flows through them.
+
+    Output projections of zeros, closed gates and unit gains hide what is behind them.
+    """
+    found = {}
+    trains = any(weight.requires_grad for weight in module.parameters())
+    for name, weight in module.named_parameters():
+        # a frozen one beside trainable ones is a constant of the model's definition, such as a mask
+        if not weight.is_floating_point() or not weight.numel() or (trains and not weight.requires_grad):
+            continue
+        least, largest = (float(bound) for bound in weight.detach().aminmax())
+        # a single number, such as a temperature, says nothing unless it is zero
+        constant = least == largest and weight.numel() > 1
+        if math.isfinite(least) and math.isfinite(largest) and (constant or max(-least, largest) < SMALL):
+            found[name] = weight
+    return found
+
+
+@contextmanager
+def perturbing_constants(module: nn.Module) -> Iterator[None]:
+    """Add noise to `constant_parameters`, the same in each call; on exit restore their values."""
+    weights = constant_parameters(module)
+    values = [weight.detach().clone() for weight in weights.values()]
+    generator = torch.Generator().manual_seed(0)
+    try:
+        with torch.no_grad():
+            for weight in weights.values():
+                noise = torch.randn(weight.shape, generator=generator).to(weight)
+                if weight.abs().max() >= SMALL:
+                    # relative, so that rates and gains keep their sign
+                    weight.mul_(1 + NOISE * noise)
+                else:
+                    fan = weight.shape[-1] if weight.ndim > 1 else 1
+                    weight.add_(noise, alpha=max(fan**-0.5, 0.02) if fan > 1 else NOISE)
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(weights.values(), values):
+                weight.copy_(value)
 
 
 @contextmanager

@@ -59,7 +59,9 @@ class Subject(ABC):
     make them; such contracts are never reported as passed. `token_ids` are the tokens to draw from. `exact` allows the
     whole model to be converted to float64, so that rounding cannot hide a defect. `measured_anyway` are contracts that
     are measured even if they are not promised, because the number shows how far the model is from keeping them.
-    Without `runs_every_input`, a contract in which the model raises an exception is not run instead of failed."""
+    Without `runs_every_input`, a contract in which the model raises an exception is not run instead of failed.
+    `default_length` is the length of all sequences if none is given, besides a few that show leaks beyond it.
+    `assumptions` are sentences about what was found out about the model instead of being told."""
 
     name: str
     token_ids: Int[Tensor, " n"]
@@ -67,7 +69,9 @@ class Subject(ABC):
     measured_anyway: frozenset[str] = frozenset()
     module: nn.Module | None = None
     max_length: int | None = None
+    min_length: int = 1
     length_multiple: int = 1
+    default_length: int | None = None
     seed: int = 0
     takes_source: bool = False
     per_token: bool = True
@@ -83,6 +87,11 @@ class Subject(ABC):
     def content_based(self) -> bool:
         """Whether a part declares (`content_based`) that its operators depend on token values, not on shapes alone."""
         return self.module is not None and any(getattr(part, "content_based", False) for part in self.module.modules())
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed of the model, one sentence each."""
+        return ()
 
     def __call__(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         """One forward pass with a fixed seed, so that only what the contract changes can change the result."""

@@ -67,9 +67,10 @@ class ContractTrial:
     """Every comparison so far: the largest difference, relative to the expected values, and what was compared."""
 
     def round_length(self, length: int) -> int:
-        """The nearest positive multiple of the subject's `length_multiple`."""
+        """The nearest length that the subject takes: a multiple of its `length_multiple`, at least its `min_length`."""
         multiple = self.subject.length_multiple
-        return max(round(length / multiple), 1) * multiple
+        least = -(-self.subject.min_length // multiple)
+        return max(round(length / multiple), least, 1) * multiple
 
     def random_int(self, below: int) -> int:
         """A random integer from 0 to `below` - 1."""

@@ -1,0 +1,174 @@
+"""Any module as a subject, without an adapter: how it is called and how it decodes are found by trial."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+
+from manyformer.analysis.contracts.cache_forms import FoundCache, find_cache
+from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, find_form
+from manyformer.analysis.contracts.isolation import perturbing_constants, restoring_model_and_rng, restoring_tensors
+from manyformer.analysis.contracts.subject import Subject, SubjectOutput, Untestable, find_opaque
+from manyformer.base.errors import UserError
+from manyformer.nn.model_inputs import Inputs, State, tree_map
+
+DEFAULT_LENGTH = 64
+"""The length of sequences, unless another is given; causality is tested at the model's limit too."""
+
+NOT_PROMISED = {
+    "padding_invariant": "a call has no argument for padding that is known",
+    "packing": "a call has no argument for documents that is known",
+    "cross_attention": "it reads one sequence only",
+    "capacity": "its cache is not allocated by the caller",
+    "rewind": "its cache may change in place",
+    "loss": "its loss is its own",
+    "saving": "how it is saved is not known",
+    "spec": "it was not built from a recipe",
+    "gradients": "some parameters may be for other uses than these logits",
+}
+
+HOW_TO_SAY = "Adapter(logits=lambda tokens: net(tokens), vocab=256, module=net)"
+
+
+@final
+@dataclass(frozen=True)
+class DecodingState:
+    """The tokens that were read so far, and what the module's own call gave for the next."""
+
+    tokens: Tensor
+    value: Any
+
+
+@final
+class FoundSubject(Subject):
+    """A stranger's module, called as trials found that it is called.
+
+    `found` is its form of call, `cache` its form of decoding or the sentence why there is none, and `assumptions` says
+    both in words. Raises UserError if no form of call gives logits.
+    """
+
+    runs_every_input = False
+    measured_anyway = frozenset({"gradients"})
+    default_length = DEFAULT_LENGTH
+
+    def __init__(
+        self, module: nn.Module, *, vocabulary: int | None = None, max_length: int | None = None, causal: bool = True
+    ) -> None:
+        self.module = module
+        self.name = type(module).__name__
+        tensors = [*module.parameters(), *module.buffers()]
+        self.device = tensors[0].device if tensors else torch.device("cpu")
+        # zeros hide what a module computes: without them, every form of a cache would seem right
+        with restoring_model_and_rng(module), self.session():
+            try:
+                self.found: FoundForm = find_form(module, vocabulary=vocabulary, max_length=max_length)
+            except NoFormFound as error:
+                raise UserError(f"{error}; say how it is called: mf.check({HOW_TO_SAY})") from None
+            self.cache: FoundCache | str = find_cache(module, self.found)
+            self.row_axes = _row_axes(self)
+        self.max_length = self.found.max_length
+        self.min_length = self.found.min_length
+        self.length_multiple = self.found.length_multiple
+        self.token_ids = torch.arange(self.found.vocabulary, device=self.device)
+        self.chunked = not isinstance(self.cache, str) and not self.cache.form.takes_prefix
+        reasons = {
+            "causal": None if causal else "causal=False was given",
+            "incremental_decoding": self.cache if isinstance(self.cache, str) else None,
+            "beams": self.row_axes if isinstance(self.row_axes, str) else None,
+        }
+        self.not_promised = NOT_PROMISED | {name: reason for name, reason in reasons.items() if reason is not None}
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was assumed of the module, as a person reads it, and how to say otherwise."""
+        form, vocabulary, lengths = self.found.describe()
+        if "causal" in self.not_promised:
+            causal = "not checked as causal"
+        else:
+            causal = "checked as causal"
+        cache = self.cache if isinstance(self.cache, str) else f"decodes as {self.cache.form.name}"
+        return (
+            f"{form}; {causal}",
+            f"{vocabulary}; {lengths}",
+            cache,
+            f"to say otherwise: vocabulary=, max_length=, causal=False, or {HOW_TO_SAY}",
+        )
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Perturb constant parameters; on exit restore them and all that calls changed in place."""
+        assert self.module is not None
+        with restoring_tensors(self.module), perturbing_constants(self.module):
+            yield
+
+    def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
+        assert self.module is not None
+        if state is None:
+            return SubjectOutput(self.found.logits(self.module, inputs.tokens))
+        assert isinstance(self.cache, FoundCache)
+        tokens = torch.cat([state.tokens, inputs.tokens], dim=1)
+        logits, value = self.cache.step(tokens, inputs.tokens.shape[1], state.value)
+        return SubjectOutput(logits, DecodingState(tokens, value))
+
+    def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
+        assert isinstance(self.cache, FoundCache)
+        rows, length = inputs.tokens.shape
+        return DecodingState(inputs.tokens[:, :0], self.cache.begin(rows, length))
+
+    def reorder(self, state: State, index: Sequence[int]) -> State:
+        if isinstance(self.row_axes, str):
+            raise Untestable(self.row_axes)
+        rows = torch.tensor(index, device=self.token_ids.device)
+        return DecodingState(state.tokens[rows], _select_rows(state.value, self.row_axes, rows))
+
+
+def _select_rows(value: Any, axes: Sequence[int | None], rows: Tensor) -> Any:
+    remaining = iter(axes)
+
+    def select(tensor: Tensor) -> Tensor:
+        axis = next(remaining)
+        return tensor if axis is None else tensor.index_select(axis, rows)
+
+    return tree_map(select, value)
+
+
+def _row_axes(subject: FoundSubject) -> tuple[int | None, ...] | str:
+    """The axis of rows of each tensor of a cache, by caches of two and of three rows, or why rows cannot be chosen."""
+    cache = subject.cache
+    if isinstance(cache, str):
+        return cache
+    if cache.form.in_module:
+        return "its cache is inside the module, whose rows cannot be chosen"
+    shapes: list[list[torch.Size]] = []
+    for rows in (2, 3):
+        tokens = torch.zeros(rows, max(12, subject.found.min_length), dtype=torch.long, device=subject.device)
+        try:
+            _, value = cache.step(tokens, tokens.shape[1], cache.begin(*tokens.shape))
+        except Exception as error:
+            return f"its cache of {rows} rows raises {type(error).__name__}"
+        if opaque := find_opaque(value):
+            return f"its cache holds a {opaque}, whose rows only an adapter's `reorder` could choose"
+        shapes.append(_tensor_shapes(value))
+    if len(shapes[0]) != len(shapes[1]):
+        return "its cache has other tensors for other numbers of rows"
+    axes: list[int | None] = []
+    for two, three in zip(*shapes):
+        different = [axis for axis, sizes in enumerate(zip(two, three)) if sizes[0] != sizes[1]]
+        if len(two) != len(three) or len(different) > 1 or any((two[a], three[a]) != (2, 3) for a in different):
+            return "no axis of its cache is that of the rows alone"
+        axes.append(different[0] if different else None)
+    return tuple(axes)
+
+
+def _tensor_shapes(value: Any) -> list[torch.Size]:
+    shapes: list[torch.Size] = []
+
+    def record(tensor: Tensor) -> Tensor:
+        shapes.append(tensor.shape)
+        return tensor
+
+    tree_map(record, value)
+    return shapes
