@@ -7,7 +7,7 @@ sparse attention that are drawn anew (zoology's `BigBIRDAttention`). Mend: `drop
 
 from torch import Tensor, nn
 
-FAILS = "repeatable"
+FAILS = "seed"
 
 
 class Faulty(nn.Module):

@@ -8,7 +8,7 @@ tokens, and the probabilities of each target sum to one: texts of one length sho
 import torch
 from torch import Tensor
 
-VOCAB = 64
+VOCAB = 32
 LENGTH = 32
 STRIDE = 8
 TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 FAILS = "causal-stream"
-VOCAB = 64
+VOCAB = 32
 CHUNK = 16
 LEARNING_RATE = 0.5
 
