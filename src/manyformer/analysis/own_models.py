@@ -164,7 +164,10 @@ class OwnSubject(Subject):
         self.takes_source = self.task.takes_source
         self.per_token = self.task.per_token
         self.measured_anyway = self.task.measured_anyway
-        self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
+        reasons = {"targets": "its forward takes no targets"}
+        if self.length_multiple > 1:
+            reasons["length"] = f"its inputs have {self.length_multiple} tokens each"
+        self.not_promised = reasons | {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
         self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:

@@ -147,6 +147,14 @@ class Subject(ABC):
         The loss is averaged over `smoothing_steps`."""
         raise NotImplementedError
 
+    def build_anew(self) -> "Subject | None":
+        """A subject of the same model with new random weights, or None if nobody knows how it was built."""
+        return None
+
+    def logits_with_targets(self, inputs: Inputs, targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l v"]:
+        """The logits of a call, with a fixed seed, that gives the model its targets as well."""
+        raise NotImplementedError
+
 
 def seed_everything(seed: int) -> None:
     """Seed the random generators of torch, NumPy and Python, all of which released models use."""
@@ -193,6 +201,7 @@ NOT_PROMISED = {
     "capacity": "an adapter has no preallocated state",
     "rewind": "an adapter's state may change in place",
     "loss": "an adapter has no loss",
+    "targets": "an adapter takes no targets",
     "saving": "an adapter cannot save",
     "spec": "it was not built from a recipe",
 }
