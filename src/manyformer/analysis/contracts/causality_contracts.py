@@ -30,7 +30,7 @@ from manyformer.analysis.contracts.token_exchange import (
     training_forward,
 )
 from manyformer.analysis.contracts.trial import (
-    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
     ContractFinding,
     ContractTrial,
     contract,
@@ -141,8 +141,13 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         # tokens
         calls, calls_after = (record_calls(forward, x) for x in (exact_leak.inputs, exact_leak.exchanged_inputs()))
         same_operators = calls == calls_after
-        if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
+        bits_decide = trial.subject.exact and trial.subject.bits_decide
+        rounding = trial.subject.float32_tolerance * exact_leak.scale
+        if same_operators and (bits_decide or not exact_leak.size <= rounding):
             return _leak_finding(exact_leak, tests, sentence)
+    if not trial.subject.float64_decides:
+        leak = measure_leaks(forward, tests, tolerance=trial.subject.float32_tolerance)
+        return _leak_finding(leak, tests, f"{sentence} but for rounding")
     dtype = None
     if has_float64(trial.subject.token_ids.device):
         dtype = torch.float64
@@ -151,7 +156,7 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
             leak = measure_leaks(forward, tests, tolerance=None)
     # a kernel without float64, or a constant of float32 inside of the model
     except (RuntimeError, TypeError) as error:
-        if exact_leak is None or trial.subject.exact:
+        if exact_leak is None or (trial.subject.exact and trial.subject.bits_decide):
             raise
         size = f"{exact_leak.size / exact_leak.scale:.1e} of the logits"
         reason = f"earlier outputs change by {size}, and float64, which would tell rounding, raises"
@@ -370,6 +375,18 @@ def _exchange_targets(trial: ContractTrial, mode: str) -> ContractFinding:
 def causal_gradient(trial: ContractTrial) -> ContractFinding:
     """d output i / d embedding j = 0 for j > i; discrete choices (hashes, top-k) are not tested by this."""
     inputs = trial.draw(1, trial.long_length)
+    finding = _judge_gradients(trial, inputs, tolerance=0.0)
+    if finding.passed or trial.subject.bits_decide:
+        return finding
+    # a Fourier transform rounds, and its gradients reach everywhere
+    if not trial.subject.float64_decides:
+        return _judge_gradients(trial, inputs, tolerance=trial.subject.float32_tolerance)
+    with in_dtype(trial.subject.module, torch.float64):
+        return _judge_gradients(trial, inputs, tolerance=FLOAT64_TOLERANCE)
+
+
+def _judge_gradients(trial: ContractTrial, inputs: Inputs, *, tolerance: float) -> ContractFinding:
+    """The finding of gradients; `tolerance` is relative to the largest one of earlier tokens."""
     leak = 0.0
     effect = 0.0
     output_position = 0
@@ -382,12 +399,16 @@ def causal_gradient(trial: ContractTrial) -> ContractFinding:
             leak = float(sizes[cut:].max())
             output_position = cut - 1
             source_position = cut + int(sizes[cut:].argmax())
-    if leak:
+    # not `>`, which is False for a NaN
+    if not leak <= tolerance * effect:
         sentence = f"output {output_position} has a gradient from token {source_position}, which comes later"
-        return failed(sentence, leak, 0.0)
+        return failed(sentence, leak, tolerance * effect)
     if not effect:
         return failed("no output has a gradient from any token, so causality cannot be shown", 0.0, 0.0)
-    return passed(f"gradients reach only the same and earlier tokens, at {trial.long_length} tokens", leak, 0.0)
+    sentence = f"gradients reach only the same and earlier tokens, at {trial.long_length} tokens"
+    if leak:
+        sentence = f"{sentence}, but for rounding"
+    return passed(sentence, leak, tolerance * effect)
 
 
 def gradient_sizes(trial: ContractTrial, inputs: Inputs, output: int) -> Float[Tensor, " l"]:

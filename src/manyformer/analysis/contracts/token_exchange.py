@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import restoring_attributes, restoring_buffers, training_mode
-from manyformer.analysis.contracts.subject import Untestable
-from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ContractTrial
+from manyformer.analysis.contracts.subject import FLOAT32_TOLERANCE, Untestable
+from manyformer.analysis.contracts.trial import FLOAT64_TOLERANCE, ContractTrial
 from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.nn.runtime.training_hooks import run_post_step_updates
