@@ -53,15 +53,17 @@ def name_models(project: pytest.Pytester, *lines: str) -> None:
     project.makeini("\n".join([*settings, *(f"    {line}" for line in lines)]))
 
 
-def test_each_contract_of_each_named_model_is_a_test(project: pytest.Pytester) -> None:
+def test_each_contract_of_each_named_model_is_a_test(project: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
     name_models(
         project,
-        "project_models:honest length=16 only=causal,padding-right",
-        "project_models:leaking length=16 only=causal,batch",
+        "project_models:honest --length 16 --only causal,padding-right",
+        "project_models.py:leaking --length 16 --only causal,batch",
     )
-    result = project.runpytest("--contracts", "-rs")
+    # names of files are those of the folder of the settings
+    monkeypatch.chdir(project.mkdir("elsewhere"))
+    result = project.runpytest("--contracts", "-rs", "--rootdir", str(project.path), "-c", "../tox.ini")
     result.assert_outcomes(passed=2, skipped=1, failed=1)
-    result.stdout.fnmatch_lines(["*project_models:leaking*causal*", "causal: the future leaks: *"])
+    result.stdout.fnmatch_lines(["*project_models.py:leaking*causal*", "causal: the future leaks: *"])
     result.stdout.fnmatch_lines(["SKIPPED*padding*"])
     # the sentence alone, and not the frames of the check
     assert "Traceback" not in result.stdout.str()
@@ -69,7 +71,7 @@ def test_each_contract_of_each_named_model_is_a_test(project: pytest.Pytester) -
 
 
 def test_contracts_run_beside_tests_and_are_selected_like_tests(project: pytest.Pytester) -> None:
-    name_models(project, "project_models:honest length=16 skip=compile")
+    name_models(project, "project_models:honest --length 16 --skip compile")
     project.makepyfile(test_own="def test_own(): pass")
     project.runpytest().assert_outcomes(passed=1)
     project.runpytest("--contracts", "-k", "causal-gradient or test_own").assert_outcomes(passed=2)
@@ -81,9 +83,11 @@ def test_contracts_run_beside_tests_and_are_selected_like_tests(project: pytest.
     ("line", "sentence"),
     [
         (None, "*--contracts needs the models to check: contracts = model.py:NAME*"),
-        ("project_models:honest lenght=16", "*'lenght=16' is none of the options length=..., *"),
-        ("project_models:honest length=long", "*'length=long' is none of the options *"),
-        ("project_models:honest only=casual", "*there is no contract 'casual'*"),
+        ("project_models:honest --lenght 16", "*--lenght*(project_models:honest --lenght 16)*"),
+        ("project_models:honest --length long", "*--length: invalid int value*"),
+        ("project_models:honest --only casual", "*there is no contract 'casual'*"),
+        ("project_models:honest project_models:leaking", "*each model has a line of its own*"),
+        ("vocab=3", "*'vocab=3' comes before the name of a model*"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_sentence(project: pytest.Pytester, line: str | None, sentence: str) -> None:
@@ -94,7 +98,7 @@ def test_a_wrong_setting_is_refused_in_one_sentence(project: pytest.Pytester, li
 
 
 def test_a_model_that_cannot_be_built_fails_with_what_it_raised(project: pytest.Pytester) -> None:
-    name_models(project, "project_models:broken only=causal,batch")
+    name_models(project, "project_models:broken --only causal,batch")
     result = project.runpytest("--contracts")
     result.assert_outcomes(failed=2)
     result.stdout.fnmatch_lines(["*no weights here*"])
@@ -132,6 +136,6 @@ def test_fixtures_pass_honest_models_and_name_what_others_break(project: pytest.
 def test_both_packages_with_this_plugin_collect_once(project: pytest.Pytester, tmp_path: Path) -> None:
     # the source once more, as in the other package
     copy = project.makepyfile(other_plugin=Path(pytest_plugin.__file__).read_text(encoding="utf-8"))
-    name_models(project, "project_models:honest length=16 only=causal")
+    name_models(project, "project_models:honest --length 16 --only causal")
     result = project.runpytest("-p", copy.stem, "--contracts")
     result.assert_outcomes(passed=1)

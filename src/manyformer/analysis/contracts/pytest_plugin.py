@@ -4,30 +4,24 @@ Every pytest of an environment loads it, so that torch is not imported before a 
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Iterator
+from contextlib import chdir
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, final
 
 import pytest
 
 if TYPE_CHECKING:
     from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
+    from manyformer.analysis.contracts.command import CheckRequest, NamedModel
     from manyformer.analysis.contracts.subject import Subject
 
 SETTING = "contracts"
-"""The setting of pytest that names models, one a line, each perhaps with options, as in `model.py:GPT length=32`."""
+"""The setting of pytest that names models: a line has what one writes behind `manyformer check`."""
 
 COLLECTOR = "contracts-of-models"
 """The name under which the items are collected, once if both packages with this plugin are installed."""
-
-OPTIONS: dict[str, Callable[[str], Any]] = {
-    "length": int,
-    "seed": int,
-    "only": lambda text: text.split(","),
-    "skip": lambda text: text.split(","),
-}
-"""The options that may follow the name of a model, and what reads them; they are those of `check`."""
 
 
 class ContractBroken(AssertionError):
@@ -39,7 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("contracts", "contracts of models")
     try:
         group.addoption(
-            "--contracts", action="store_true", help=f"check the contracts of the models that the setting {SETTING} names"
+            "--contracts",
+            action="store_true",
+            help=f"check the contracts of the models that the setting {SETTING} names",
         )
         parser.addini(SETTING, "models to check with --contracts: FILE.py:NAME or MODULE:NAME", "linelist", default=[])
     except ValueError:
@@ -78,9 +74,11 @@ class ModelContracts(pytest.Collector):
     def collect(self) -> Iterator[pytest.Item]:
         """A test for each contract, in the order of the report."""
         from manyformer.analysis.contracts import CONTRACTS
+        from manyformer.analysis.contracts.command import split_names
 
-        selected = self.options.get("only", [name for name, item in CONTRACTS.items() if item.runs_by_default])
-        skipped = self.options.get("skip", [])
+        _, request = self.words
+        skipped = split_names(request.skip)
+        selected = split_names(request.only) or [name for name, item in CONTRACTS.items() if item.runs_by_default]
         for name in [*selected, *skipped]:
             if name not in CONTRACTS:
                 raise pytest.UsageError(f"{SETTING}: there is no contract '{name}' ({self.name})")
@@ -89,25 +87,37 @@ class ModelContracts(pytest.Collector):
                 yield ContractItem.from_parent(self, name=name)
 
     @cached_property
-    def options(self) -> dict[str, Any]:
-        """The options after the name of the model. Raises UsageError."""
-        options = {}
-        for word in self.name.split()[1:]:
-            option, _, text = word.partition("=")
-            try:
-                options[option] = OPTIONS[option](text)
-            except (KeyError, ValueError):
-                known = ", ".join(f"{name}=..." for name in OPTIONS)
-                raise pytest.UsageError(f"{SETTING}: '{word}' is none of the options {known} ({self.name})") from None
-        return options
+    def words(self) -> tuple[NamedModel, CheckRequest]:
+        """What the line says. Raises UsageError."""
+        from manyformer.analysis.contracts.command import group_words, make_parser, read_request
+        from manyformer.base.errors import UserError
+
+        def refuse(message: str) -> NoReturn:
+            raise pytest.UsageError(f"{SETTING}: {message} ({self.name})")
+
+        parser = make_parser()
+        parser.error = refuse  # type: ignore[method-assign]
+        options = vars(parser.parse_intermixed_args(shlex.split(self.name)))
+        try:
+            named = group_words(options["names"])
+        except UserError as error:
+            refuse(str(error))
+        if len(named) > 1:
+            refuse("each model has a line of its own")
+        return named[0], read_request(options)
 
     @cached_property
     def subject(self) -> Subject | Exception:
         """The model under test, or why there is none, which is not looked for again."""
         from manyformer.analysis.contracts import find_subject
+        from manyformer.analysis.contracts.command import load_stranger
 
+        model, request = self.words
         try:
-            return find_subject(load_model(self.name.split()[0]))
+            # files are named as in the other settings
+            with chdir(self.config.rootpath):
+                loaded = load_stranger(model.name, model.values, request)
+            return find_subject(loaded.model, {**loaded.options, **request.check_options})
         except Exception as error:
             return error
 
@@ -117,9 +127,10 @@ class ModelContracts(pytest.Collector):
 
         if isinstance(self.subject, Exception):
             raise self.subject
-        options = {name: value for name, value in self.options.items() if name in ("length", "seed")}
+        _, request = self.words
         # others cannot be told apart from noise where two equal calls differ
-        return check(self.subject, only={"repeatable", contract}, **options)[contract]
+        only = {"repeatable", contract}
+        return check(self.subject, only=only, length=request.length, seed=request.seed)[contract]
 
 
 @final
@@ -151,15 +162,6 @@ class ContractItem(pytest.Item):
     def reportinfo(self) -> tuple[Any, int | None, str]:
         """The heading of a failure."""
         return self.path, None, f"{self.parent.name} {self.name}"
-
-
-def load_model(name: str) -> Any:
-    """The model that MODULE:NAME names: a module, or what a function gives."""
-    module, _, attribute = name.partition(":")
-    model = getattr(importlib.import_module(module), attribute)
-    if callable(model) and not hasattr(model, "forward"):
-        return model()
-    return model
 
 
 def describe(row: ContractRow) -> str:
