@@ -314,6 +314,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def read_request(options: Mapping[str, Any]) -> CheckRequest:
+    """How to check, from what the parser has read."""
+    return CheckRequest(**{item.name: options[item.name] for item in fields(CheckRequest)})
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps the description, but not the examples."""
 
@@ -330,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options["names"]:
         parser.print_help()
         return HONEST
-    request = CheckRequest(**{item.name: options[item.name] for item in fields(CheckRequest)})
+    request = read_request(options)
     try:
         return run_checks(options["names"], request, CommandFace())
     except UserError as error:
