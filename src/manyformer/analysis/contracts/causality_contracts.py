@@ -24,6 +24,7 @@ from manyformer.analysis.contracts.token_exchange import (
     ExchangeTest,
     Forward,
     Leak,
+    OperatorCall,
     is_larger_leak,
     measure_leaks,
     record_calls,
@@ -58,6 +59,8 @@ CHOOSING = re.compile("sort|topk|grouped|arg(max|min)|nonzero|bincount|unique")
 """Operators whose results, and with them all that follows, may change in steps with the rounding of their inputs."""
 
 BFLOAT16_ROUNDING = 1 / 128
+FOURIER_ROUNDING = 5e-6
+"""Differences up to which are rounding: of 8 bits, and of Fourier transforms in float32, relative to the logits."""
 
 BEYOND = 9
 """The number of tokens beyond a model's longest sequence in a test that such a model may refuse."""
@@ -161,10 +164,22 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         size = f"{exact_leak.size / exact_leak.scale:.1e} of the logits"
         reason = f"earlier outputs change by {size}, and float64, which would tell rounding, raises"
         raise Untestable(f"{reason} {type(error).__name__}") from None
-    # the model computes in its own dtype whatever its weights have: float64 could not settle the difference
     if exact_leak is not None and same_operators and leak.dtype != torch.float64:
-        return _leak_finding(exact_leak, tests, sentence)
+        # float32 whatever the weights have, in the cast of the logits or inside
+        with in_dtype(trial.subject.module, dtype):
+            calls = record_calls(forward, leak.inputs)
+        leak = leak._replace(allowed=_rounding_of_casts(calls) * leak.scale)
+        if not leak.size <= leak.allowed:
+            return _leak_finding(exact_leak, tests, sentence)
     return _leak_finding(leak, tests, f"{sentence} but for rounding")
+
+
+def _rounding_of_casts(calls: Sequence[OperatorCall]) -> float:
+    """How far logits in float32 may differ by rounding, relative to the largest, if the weights are in float64."""
+    if any("fft" in call.name and call.dtype in (torch.float32, torch.complex64) for call in calls):
+        # each result of a Fourier transform is rounded by all that go into it
+        return FOURIER_ROUNDING
+    return 4 * torch.finfo(torch.float32).eps
 
 
 def _exchange_tests(trial: ContractTrial) -> list[ExchangeTest]:
@@ -222,7 +237,7 @@ def _leak_finding(leak: Leak, tests: Sequence[ExchangeTest], sentence: str) -> C
         sentence = f"{leak.exchange} outputs from {leak.first_output} on by up to {leak.size:.1e}"
         sentence = f"the future leaks: {sentence} (and those they may change by {leak.effect:.1e})"
         sentence = f"{sentence}, in {leak.inputs.tokens.shape[1]} tokens"
-        return failed(sentence, leak.size, leak.allowed)
+        return failed(sentence, leak.size, leak.allowed)._replace(evidence=leak)
     # a model that ignores its inputs leaks nothing, and shows nothing; `not >` also catches a NaN
     if not leak.effect > leak.allowed:
         sentence = "changing a token changes no output at all, so causality cannot be shown"
@@ -256,7 +271,7 @@ def length(trial: ContractTrial) -> ContractFinding:
 
     Generation without a cache computes each token from a sequence that ends there, training from a long one.
     """
-    longest = trial.long_length
+    longest = trial.probe_length or trial.long_length
     inputs = trial.draw(1, longest, source=trial.length)
     expected = trial.subject(inputs).logits
     compared: list[int] = []
@@ -283,10 +298,14 @@ def length(trial: ContractTrial) -> ContractFinding:
 
 def _prefix_lengths(trial: ContractTrial) -> list[int]:
     """The least lengths, odd ones, some around powers of two, where blocks meet, and random ones."""
-    longest = trial.long_length
-    middle = 1 << max((longest - 1).bit_length() - 1, 1)
-    sampled = [1 + trial.random_int(longest - 1) for _ in range(2)]
-    lengths = [1, 2, 3, 5, 7, 12, 17, 31, 32, 33, middle - 1, middle, middle + 1, longest - 1, *sampled]
+    long = trial.long_length
+    middle = 1 << max((long - 1).bit_length() - 1, 1)
+    sampled = [1 + trial.random_int(long - 1) for _ in range(2)]
+    lengths = [1, 2, 3, 5, 7, 12, 17, 31, 32, 33, middle - 1, middle, middle + 1, long - 1, *sampled]
+    longest = long
+    if trial.probe_length is not None:
+        longest = trial.probe_length
+        lengths += [long, long + trial.random_int(longest - long)]
     return sorted(size for size in {trial.round_length(size) for size in lengths} if size < longest)
 
 
