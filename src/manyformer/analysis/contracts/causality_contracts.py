@@ -331,7 +331,7 @@ def causal_autocast(trial: ContractTrial) -> ContractFinding:
         calls, calls_after = (record_calls(forward, inputs) for inputs in (leak.inputs, leak.exchanged_inputs()))
         if calls != calls_after or any(CHOOSING.search(call.name) for call in calls):
             raise Untestable("tokens are sorted or chosen, and 8 bits are too few to tell rounding from a leak")
-        if not trial.subject.exact and leak.size <= BFLOAT16_ROUNDING * leak.scale:
+        if not (trial.subject.exact and trial.subject.bits_decide) and leak.size <= BFLOAT16_ROUNDING * leak.scale:
             no_leak = leak._replace(allowed=BFLOAT16_ROUNDING * leak.scale, exchange=None)
             return _leak_finding(no_leak, tests, f"{sentence} but for rounding")
     return _leak_finding(leak, tests, sentence)

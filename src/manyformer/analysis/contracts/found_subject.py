@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from manyformer.analysis.contracts.cache_forms import FoundCache, find_cache
+from manyformer.analysis.contracts.cache_forms import FIRST_STEP_TOLERANCE, FoundCache, find_cache
 from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, find_form
 from manyformer.analysis.contracts.isolation import (
     constant_parameters,
@@ -138,7 +138,7 @@ class FoundSubject(Subject):
             self.exact = has_float64_twin(module, self._example)
             self.float64_decides = self.exact
             self.float32_tolerance = rounding_tolerance(module, self._example, least=FLOAT32_TOLERANCE)
-        self.chunked = not isinstance(self.cache, str) and not self.cache.form.takes_prefix
+        self.chunked = isinstance(self.cache, FoundCache) and not self.cache.form.takes_prefix
         self.not_promised = NOT_PROMISED | self._reasons(causal=causal)
 
     def _example(self) -> Tensor:
@@ -159,6 +159,8 @@ class FoundSubject(Subject):
             reasons["targets"] = "its form of call takes no targets"
         if isinstance(self.cache, str):
             reasons["incremental_decoding"] = self.cache
+        elif self.cache.one_token:
+            reasons["prefill"] = "a call takes one token"
         if isinstance(self.row_axes, str):
             reasons["beams"] = self.row_axes
         if isinstance(self.module, ExportedModule):
@@ -172,7 +174,12 @@ class FoundSubject(Subject):
         checked = "checked as causal"
         if "causal" in self.not_promised:
             checked = f"not checked as causal ({self.not_promised['causal']})"
-        decodes = self.cache if isinstance(self.cache, str) else f"decodes as {self.cache.form.name}"
+        if isinstance(self.cache, str):
+            decodes = self.cache
+        else:
+            decodes = f"decodes as {self.cache.form.name}"
+            if self.cache.first_step > FIRST_STEP_TOLERANCE:
+                decodes = f"{decodes}, though its first step is {self.cache.first_step:.0e} off"
         sentences = [f"{form}; {checked}", f"{vocabulary}; {lengths}", decodes]
         if self.perturbed:
             names = ", ".join(self.perturbed[:MAX_NAMES])
