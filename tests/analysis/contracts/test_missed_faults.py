@@ -309,3 +309,60 @@ def test_a_model_that_cannot_load_its_own_state_is_found(faulty: nn.Module, sent
 @pytest.mark.parametrize("sound", [Plain(mean_so_far), Listed(nn.ModuleList), Tied(assign=False)])
 def test_models_that_load_their_own_state_pass(sound: nn.Module) -> None:
     assert row_of(sound, "own-state").verdict == "passed"
+
+
+class WithTargets(Plain):
+    """Called with targets, which some forms need for their logits."""
+
+    def __init__(self, seen: Callable[[Plain, Tensor], Tensor], *, loss_alone: bool) -> None:
+        super().__init__(mean_so_far)
+        self.seen = seen
+        self.loss_alone = loss_alone
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Any:
+        x = self.embed(tokens)
+        logits = self.head(torch.tanh(x + mean_so_far(self, x) + self.seen(self, self.embed(targets))))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return loss if self.loss_alone else (logits, loss)
+
+
+class WithOptionalTargets(WithTargets):
+    """Gives logits without targets too, which have nothing to see then."""
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Any:
+        if targets is None:
+            return Plain.forward(self, tokens)
+        return super().forward(tokens, targets)
+
+
+def same_target(model: Plain, x: Tensor) -> Tensor:
+    return 0.1 * x
+
+
+def earlier_target(model: Plain, x: Tensor) -> Tensor:
+    return 0.1 * nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def target_in_training(model: Plain, x: Tensor) -> Tensor:
+    return 0.1 * x if model.training else torch.zeros_like(x)
+
+
+def no_target(model: Plain, x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize("form", [WithTargets, WithOptionalTargets])
+@pytest.mark.parametrize("loss_alone", [False, True])
+def test_targets_in_the_logits_are_found_in_every_form_of_call(form: type[WithTargets], loss_alone: bool) -> None:
+    def check(seen: Callable[[Plain, Tensor], Tensor]) -> ContractRow:
+        return mf.check(form(seen, loss_alone=loss_alone), only=["targets"])["targets"]
+
+    for faulty, sentence in (
+        (same_target, r"^the target leaks: exchanging target (\d+) changes output \1 by"),
+        (target_in_training, "^in training mode, the target leaks"),
+    ):
+        row = check(faulty)
+        assert row.verdict == "failed", row.sentence
+        assert re.search(sentence, row.sentence), row.sentence
+    assert "same logits, in training mode too" in check(no_target).sentence
+    assert "targets of earlier positions alone" in check(earlier_target).sentence
