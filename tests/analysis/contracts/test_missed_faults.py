@@ -366,3 +366,77 @@ def test_targets_in_the_logits_are_found_in_every_form_of_call(form: type[WithTa
         assert re.search(sentence, row.sentence), row.sentence
     assert "same logits, in training mode too" in check(no_target).sentence
     assert "targets of earlier positions alone" in check(earlier_target).sentence
+
+
+class Cached(Plain):
+    """Keeps the embeddings of earlier tokens; `both_sides` lets the tokens of one call see each other all."""
+
+    def __init__(self, *, both_sides: bool) -> None:
+        super().__init__(ATTENDED)
+        self.both_sides = both_sides
+
+    def step(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = self.embed(tokens)
+        before = x[:, :0] if state is None else state
+        keys = torch.cat([before, x], dim=1)
+        positions = torch.arange(keys.shape[1])
+        visible = positions[before.shape[1] :, None] >= positions
+        if self.both_sides and before.shape[1]:
+            visible = visible | (positions >= before.shape[1])
+        scores = (x @ keys.mT / DIM).masked_fill(~visible, -torch.inf)
+        return self.head(torch.tanh(x + scores.softmax(-1) @ keys)), keys
+
+
+def test_chunks_after_a_cache_that_see_both_sides_are_found() -> None:
+    for both_sides, verdict in ((True, "failed"), (False, "passed")):
+        model = Cached(both_sides=both_sides)
+        assert row_of(model, "cached", step=model.step).verdict == "passed"
+        row = row_of(model, "prefill", step=model.step)
+        assert row.verdict == verdict, row.sentence
+
+
+class Documents(Plain):
+    """Attends within documents; with `leaking` the last token of each also sees the first of the next."""
+
+    def __init__(self, *, leaking: bool) -> None:
+        super().__init__(ATTENDED)
+        self.leaking = leaking
+
+    def packed(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        positions = torch.arange(tokens.shape[1])
+        visible = causal_mask(positions) & (segments[:, :, None] == segments[:, None])
+        if self.leaking:
+            visible = visible | ((positions[:, None] + 1 == positions) & (segments[:, :, None] != segments[:, None]))
+        scores = (x @ x.mT / DIM).masked_fill(~visible, -torch.inf)
+        return self.head(torch.tanh(x + scores.softmax(-1) @ x))
+
+
+def test_a_token_seen_across_the_border_of_packed_documents_is_found() -> None:
+    for leaking, verdict in ((True, "failed"), (False, "passed")):
+        model = Documents(leaking=leaking)
+        assert row_of(model, "causal", packing=model.packed).verdict == "passed"
+        row = row_of(model, "packing", packing=model.packed)
+        assert row.verdict == verdict, row.sentence
+
+
+class Noisy(Plain):
+    """Draws dropout in training mode; with `leaking` what is left of all tokens goes into each."""
+
+    def __init__(self, *, leaking: bool) -> None:
+        super().__init__(mean_so_far)
+        self.leaking = leaking
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.embed(tokens), 0.3, self.training)
+        y = mean_so_far(self, x)
+        if self.leaking and self.training:
+            y = y + 1e-4 * x.mean(1, keepdim=True)
+        return self.head(torch.tanh(x + y))
+
+
+def test_a_leak_in_training_mode_is_found_under_dropout() -> None:
+    for leaking, verdict in ((True, "failed"), (False, "passed")):
+        row = row_of(Noisy(leaking=leaking), "causal-training")
+        assert row.verdict == verdict, row.sentence
+    assert row_of(Noisy(leaking=True), "causal").verdict == "passed"
