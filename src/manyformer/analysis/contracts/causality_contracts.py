@@ -237,7 +237,7 @@ def _leak_finding(leak: Leak, tests: Sequence[ExchangeTest], sentence: str) -> C
         sentence = f"{leak.exchange} outputs from {leak.first_output} on by up to {leak.size:.1e}"
         sentence = f"the future leaks: {sentence} (and those they may change by {leak.effect:.1e})"
         sentence = f"{sentence}, in {leak.inputs.tokens.shape[1]} tokens"
-        return failed(sentence, leak.size, leak.allowed)
+        return failed(sentence, leak.size, leak.allowed)._replace(evidence=leak)
     # a model that ignores its inputs leaks nothing, and shows nothing; `not >` also catches a NaN
     if not leak.effect > leak.allowed:
         sentence = "changing a token changes no output at all, so causality cannot be shown"

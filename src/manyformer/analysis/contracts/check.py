@@ -25,6 +25,7 @@ from manyformer.analysis.contracts.isolation import (
     restoring_model_and_rng,
     working_dtype,
 )
+from manyformer.analysis.contracts.leak_search import PlaceFinder
 from manyformer.analysis.contracts.subject import (
     Adapter,
     AdapterSubject,
@@ -85,6 +86,7 @@ def check(
     selected = _select_contracts(only, skip)
     lengths = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
+    places = PlaceFinder()
     # without gradients, as most contracts compare outputs alone; those that need them switch them on themselves
     with restoring_model_and_rng(subject.module), subject.session(), torch.no_grad():
         subject.seed = seed
@@ -92,12 +94,12 @@ def check(
             if contract.name in selected:
                 row = _row_without_run(contract, subject, rows)
                 if row is None:
-                    row = _run_contract(contract, subject, lengths, seed, compiler)
+                    row = _run_contract(contract, subject, lengths, seed, compiler, places)
                 elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
                     # the number is worth knowing, but a failure is none: the model promises nothing here
-                    measured = _run_contract(contract, subject, lengths, seed, compiler)
+                    measured = _run_contract(contract, subject, lengths, seed, compiler, places)
                     sentence = f"{row.sentence}; measured: {measured.sentence}"
-                    row = measured._replace(verdict=row.verdict, sentence=sentence)
+                    row = measured._replace(verdict=row.verdict, sentence=sentence, place=None)
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
@@ -182,21 +184,28 @@ def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRo
 
 
 def _run_contract(
-    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend
+    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend, places: PlaceFinder
 ) -> ContractRow:
     """The row of a contract, run in float64 if the contract and the subject allow it."""
     if contract.exact and subject.exact:
-        row = _run_in_precision(contract, subject, lengths, seed, compiler, exact=True)
+        row = _run_in_precision(contract, subject, lengths, seed, compiler, places, exact=True)
         # to compute in float64 is the check's wish: what float64 alone raises is no fault of a stranger's model
         if row is not None:
             return row
-    row = _run_in_precision(contract, subject, lengths, seed, compiler, exact=False)
+    row = _run_in_precision(contract, subject, lengths, seed, compiler, places, exact=False)
     assert row is not None
     return row
 
 
 def _run_in_precision(
-    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend, *, exact: bool
+    contract: Contract,
+    subject: Subject,
+    lengths: CheckLengths,
+    seed: int,
+    compiler: Backend,
+    places: PlaceFinder,
+    *,
+    exact: bool,
 ) -> ContractRow | None:
     """The row of a contract; None if a model raises in float64 and may be tried in float32."""
     # each contract draws from a generator of its own: with `only` it sees the same inputs as in a whole check
@@ -214,6 +223,10 @@ def _run_in_precision(
     try:
         with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
             finding = contract.run(trial)
+        place = None
+        if not finding.passed:
+            with restoring_attributes(subject.module):
+                place = places.find(contract, trial, finding.evidence)
     except Untestable as error:
         return ContractRow(contract.name, "not run", f"not run: {error}")
     # whatever a model raises is a finding about it; the other contracts are still worth running
@@ -231,8 +244,9 @@ def _run_in_precision(
     # logits that are not finite are no matter of precision
     if verdict == "failed" and contract.name in subject.notes and not _is_nan(finding.measured):
         verdict = "not promised"
+        place = None
         sentence = f"not promised: {subject.notes[contract.name]}; measured: {sentence}"
-    return ContractRow(contract.name, verdict, sentence, finding.measured, finding.tolerance)
+    return ContractRow(contract.name, verdict, sentence, finding.measured, finding.tolerance, place)
 
 
 def _is_nan(number: float | None) -> bool:

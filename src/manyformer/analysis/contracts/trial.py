@@ -31,12 +31,16 @@ FLOAT64_TOLERANCE = 1e-9
 
 
 class ContractFinding(NamedTuple):
-    """The result of a contract: whether it passed, a sentence, the measured number and its upper bound."""
+    """The result of a contract: whether it passed, a sentence, the measured number and its upper bound.
+
+    `evidence` is the exchange of tokens that broke it, from which the search of its place begins.
+    """
 
     passed: bool
     sentence: str
     measured: float | None = None
     tolerance: float | None = None
+    evidence: object = None
 
 
 def passed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
