@@ -29,7 +29,7 @@ from manyformer.analysis.contracts.module_trace import (
     same_class,
     sizes_of,
 )
-from manyformer.analysis.contracts.subject import Untestable
+from manyformer.analysis.contracts.subject import FLOAT32_TOLERANCE, Untestable
 from manyformer.analysis.contracts.token_exchange import (
     Exchange,
     ExchangeTest,
@@ -39,7 +39,6 @@ from manyformer.analysis.contracts.token_exchange import (
     training_forward,
 )
 from manyformer.analysis.contracts.trial import (
-    FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     Contract,
     ContractTrial,
