@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from manyformer.analysis.contracts.check import CONTRACTS
 from manyformer.analysis.contracts.check import check as check_subject
+from manyformer.analysis.contracts.check import find_subject as find_any_subject
 from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
 from manyformer.analysis.contracts.subject import Adapter, Subject, SubjectOutput, TargetScore, ToyTraining
 from manyformer.analysis.contracts.trial import Backend
@@ -115,6 +116,11 @@ def check(
         causal=causal,
         on_row=on_row,
     )
+
+
+def find_subject(model: nn.Module | Adapter | Subject | str | Path) -> Subject:
+    """The subject for any `model` that `check` accepts, for several checks of it. Raises UserError for others."""
+    return find_any_subject(find_own_subject(model, {}))
 
 
 def find_own_subject(

@@ -186,6 +186,31 @@ def test_a_fault_is_found_and_named_and_its_sound_twin_passes(
     assert row.verdict == "passed", row.sentence
 
 
+def test_the_rounding_of_a_fourier_transform_is_no_gradient_from_the_future() -> None:
+    for room, verdict in ((True, "passed"), (False, "failed")):
+        row = row_of(Plain(partial(convolved, room=room)), "causal-gradient", length=20)
+        assert row.verdict == verdict, row.sentence
+
+
+@pytest.mark.parametrize("inner", [torch.float32, torch.float64])
+def test_rounding_is_no_leak_where_a_model_casts_to_float32(inner: torch.dtype) -> None:
+    """Fourier transforms round by all tokens; float64 cannot tell where the model casts its logits or its inputs."""
+
+    def mix(model: Plain, x: Tensor, size: float) -> Tensor:
+        cast = x.to(inner) if x.dtype == torch.float64 else x
+        return (convolved(model, cast, room=True) + size * cast.mean(1, keepdim=True)).to(x.dtype)
+
+    class Casting(Plain):
+        def forward(self, tokens: Tensor) -> Tensor:
+            return super().forward(tokens).float()
+
+    row = row_of(Casting(partial(mix, size=0.0)), "causal")
+    assert row.verdict == "passed", row.sentence
+    assert "but for rounding" in row.sentence
+    row = row_of(Casting(partial(mix, size=1e-5 if inner == torch.float64 else 1e-4)), "causal")
+    assert row.verdict == "failed", row.sentence
+
+
 def test_a_leak_beyond_the_limit_of_a_model_is_told() -> None:
     faulty = Plain(partial(attended, mask=repeating_mask, low=infinite))
     row = row_of(faulty, "causal", max_length=LENGTH)

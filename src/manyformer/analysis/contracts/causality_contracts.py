@@ -24,13 +24,14 @@ from manyformer.analysis.contracts.token_exchange import (
     ExchangeTest,
     Forward,
     Leak,
+    OperatorCall,
     is_larger_leak,
     measure_leaks,
     record_calls,
     training_forward,
 )
 from manyformer.analysis.contracts.trial import (
-    FLOAT32_TOLERANCE,
+    FLOAT64_TOLERANCE,
     ContractFinding,
     ContractTrial,
     contract,
@@ -58,6 +59,8 @@ CHOOSING = re.compile("sort|topk|grouped|arg(max|min)|nonzero|bincount|unique")
 """Operators whose results, and with them all that follows, may change in steps with the rounding of their inputs."""
 
 BFLOAT16_ROUNDING = 1 / 128
+FOURIER_ROUNDING = 5e-6
+"""Differences up to which are rounding: of 8 bits, and of Fourier transforms in float32, relative to the logits."""
 
 BEYOND = 9
 """The number of tokens beyond a model's longest sequence in a test that such a model may refuse."""
@@ -141,8 +144,13 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         # tokens
         calls, calls_after = (record_calls(forward, x) for x in (exact_leak.inputs, exact_leak.exchanged_inputs()))
         same_operators = calls == calls_after
-        if same_operators and (trial.subject.exact or not exact_leak.size <= FLOAT32_TOLERANCE * exact_leak.scale):
+        bits_decide = trial.subject.exact and trial.subject.bits_decide
+        rounding = trial.subject.float32_tolerance * exact_leak.scale
+        if same_operators and (bits_decide or not exact_leak.size <= rounding):
             return _leak_finding(exact_leak, tests, sentence)
+    if not trial.subject.float64_decides:
+        leak = measure_leaks(forward, tests, tolerance=trial.subject.float32_tolerance)
+        return _leak_finding(leak, tests, f"{sentence} but for rounding")
     dtype = None
     if has_float64(trial.subject.token_ids.device):
         dtype = torch.float64
@@ -151,15 +159,27 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
             leak = measure_leaks(forward, tests, tolerance=None)
     # a kernel without float64, or a constant of float32 inside of the model
     except (RuntimeError, TypeError) as error:
-        if exact_leak is None or trial.subject.exact:
+        if exact_leak is None or (trial.subject.exact and trial.subject.bits_decide):
             raise
         size = f"{exact_leak.size / exact_leak.scale:.1e} of the logits"
         reason = f"earlier outputs change by {size}, and float64, which would tell rounding, raises"
         raise Untestable(f"{reason} {type(error).__name__}") from None
-    # the model computes in its own dtype whatever its weights have: float64 could not settle the difference
     if exact_leak is not None and same_operators and leak.dtype != torch.float64:
-        return _leak_finding(exact_leak, tests, sentence)
+        # float32 whatever the weights have, in the cast of the logits or inside
+        with in_dtype(trial.subject.module, dtype):
+            calls = record_calls(forward, leak.inputs)
+        leak = leak._replace(allowed=_rounding_of_casts(calls) * leak.scale)
+        if not leak.size <= leak.allowed:
+            return _leak_finding(exact_leak, tests, sentence)
     return _leak_finding(leak, tests, f"{sentence} but for rounding")
+
+
+def _rounding_of_casts(calls: Sequence[OperatorCall]) -> float:
+    """How far logits in float32 may differ by rounding, relative to the largest, if the weights are in float64."""
+    if any("fft" in call.name and call.dtype in (torch.float32, torch.complex64) for call in calls):
+        # each result of a Fourier transform is rounded by all that go into it
+        return FOURIER_ROUNDING
+    return 4 * torch.finfo(torch.float32).eps
 
 
 def _exchange_tests(trial: ContractTrial) -> list[ExchangeTest]:
@@ -251,7 +271,7 @@ def length(trial: ContractTrial) -> ContractFinding:
 
     Generation without a cache computes each token from a sequence that ends there, training from a long one.
     """
-    longest = trial.long_length
+    longest = trial.probe_length or trial.long_length
     inputs = trial.draw(1, longest, source=trial.length)
     expected = trial.subject(inputs).logits
     compared: list[int] = []
@@ -278,10 +298,14 @@ def length(trial: ContractTrial) -> ContractFinding:
 
 def _prefix_lengths(trial: ContractTrial) -> list[int]:
     """The least lengths, odd ones, some around powers of two, where blocks meet, and random ones."""
-    longest = trial.long_length
-    middle = 1 << max((longest - 1).bit_length() - 1, 1)
-    sampled = [1 + trial.random_int(longest - 1) for _ in range(2)]
-    lengths = [1, 2, 3, 5, 7, 12, 17, 31, 32, 33, middle - 1, middle, middle + 1, longest - 1, *sampled]
+    long = trial.long_length
+    middle = 1 << max((long - 1).bit_length() - 1, 1)
+    sampled = [1 + trial.random_int(long - 1) for _ in range(2)]
+    lengths = [1, 2, 3, 5, 7, 12, 17, 31, 32, 33, middle - 1, middle, middle + 1, long - 1, *sampled]
+    longest = long
+    if trial.probe_length is not None:
+        longest = trial.probe_length
+        lengths += [long, long + trial.random_int(longest - long)]
     return sorted(size for size in {trial.round_length(size) for size in lengths} if size < longest)
 
 
@@ -370,6 +394,18 @@ def _exchange_targets(trial: ContractTrial, mode: str) -> ContractFinding:
 def causal_gradient(trial: ContractTrial) -> ContractFinding:
     """d output i / d embedding j = 0 for j > i; discrete choices (hashes, top-k) are not tested by this."""
     inputs = trial.draw(1, trial.long_length)
+    finding = _judge_gradients(trial, inputs, tolerance=0.0)
+    if finding.passed or trial.subject.bits_decide:
+        return finding
+    # a Fourier transform rounds, and its gradients reach everywhere
+    if not trial.subject.float64_decides:
+        return _judge_gradients(trial, inputs, tolerance=trial.subject.float32_tolerance)
+    with in_dtype(trial.subject.module, torch.float64):
+        return _judge_gradients(trial, inputs, tolerance=FLOAT64_TOLERANCE)
+
+
+def _judge_gradients(trial: ContractTrial, inputs: Inputs, *, tolerance: float) -> ContractFinding:
+    """The finding of gradients; `tolerance` is relative to the largest one of earlier tokens."""
     leak = 0.0
     effect = 0.0
     output_position = 0
@@ -382,12 +418,16 @@ def causal_gradient(trial: ContractTrial) -> ContractFinding:
             leak = float(sizes[cut:].max())
             output_position = cut - 1
             source_position = cut + int(sizes[cut:].argmax())
-    if leak:
+    # not `>`, which is False for a NaN
+    if not leak <= tolerance * effect:
         sentence = f"output {output_position} has a gradient from token {source_position}, which comes later"
-        return failed(sentence, leak, 0.0)
+        return failed(sentence, leak, tolerance * effect)
     if not effect:
         return failed("no output has a gradient from any token, so causality cannot be shown", 0.0, 0.0)
-    return passed(f"gradients reach only the same and earlier tokens, at {trial.long_length} tokens", leak, 0.0)
+    sentence = f"gradients reach only the same and earlier tokens, at {trial.long_length} tokens"
+    if leak:
+        sentence = f"{sentence}, but for rounding"
+    return passed(sentence, leak, tolerance * effect)
 
 
 def gradient_sizes(trial: ContractTrial, inputs: Inputs, output: int) -> Float[Tensor, " l"]:

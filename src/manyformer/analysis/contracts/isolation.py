@@ -61,6 +61,9 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
     """
     saved: list[tuple[nn.Module, dict[str, Any]]] = []
     for submodule in () if module is None else list(module.modules()):
+        # a scripted module keeps its attributes outside of Python
+        if isinstance(submodule, torch.jit.ScriptModule):
+            continue
         # dictionaries of parameters, buffers and submodules are copied
         # only these tables are changed in place; other values are replaced, and the old objects are put back
         attributes = {n: v.copy() if n in COPIED_TABLES else v for n, v in vars(submodule).items()}

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import restoring_attributes, restoring_buffers, training_mode
-from manyformer.analysis.contracts.subject import Untestable
-from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ContractTrial
+from manyformer.analysis.contracts.subject import FLOAT32_TOLERANCE, Untestable
+from manyformer.analysis.contracts.trial import FLOAT64_TOLERANCE, ContractTrial
 from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.nn.runtime.training_hooks import run_post_step_updates
@@ -114,8 +114,10 @@ def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None)
         # one row first: its logits decide how many rows fit in memory
         logits = forward(test.inputs)
         # scores of dense attention grow with the square of the length, logits with the vocabulary
-        rows = min(MAX_ROWS, rows, MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel())
-        logits = forward(test.inputs.rows([0] * max(rows, 1)))
+        most = max(min(MAX_ROWS, MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel()), 1)
+        # batches of one size, the last one nearly full
+        rows = math.ceil(rows / math.ceil(rows / most))
+        logits = forward(test.inputs.rows([0] * rows))
     if tolerance is None:
         if logits.dtype == torch.float64:
             tolerance = FLOAT64_TOLERANCE
@@ -181,10 +183,11 @@ def is_larger_leak(new: float, old: float) -> bool:
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator, with the shapes of its tensor arguments and results."""
+    """One call of an operator, with the shapes of its tensor arguments and results, and the dtype of the last one."""
 
     name: str
     shapes: tuple[torch.Size, ...]
+    dtype: torch.dtype | None
     is_random: bool
 
 
@@ -216,7 +219,8 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {}, result)) if isinstance(leaf, Tensor)]
         # shapes decide which kernel an operator takes, and so the order of its sums
         shapes = tuple(tensor.shape for tensor in tensors)
-        self.calls.append(OperatorCall(str(func), shapes, torch.Tag.nondeterministic_seeded in func.tags))
+        dtype = tensors[-1].dtype if tensors else None
+        self.calls.append(OperatorCall(str(func), shapes, dtype, torch.Tag.nondeterministic_seeded in func.tags))
         return result
 
 

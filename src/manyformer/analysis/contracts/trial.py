@@ -27,7 +27,6 @@ MAX_NAMES = 4
 """The largest number of names in a sentence."""
 
 FLOAT64_TOLERANCE = 1e-9
-FLOAT32_TOLERANCE = 2e-5
 """The largest difference of equal results in float64 and in float32, relative to the logits."""
 
 
