@@ -13,6 +13,7 @@ from manyformer.base.earlier_paths import install as _install_earlier_paths
 from manyformer.base.lazy_names import offer_names as _offer_names
 
 if TYPE_CHECKING:
+    from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.figures import draw
     from manyformer.analysis.own_models import check
     from manyformer.analysis.pruning import prune_heads
@@ -32,6 +33,7 @@ _MODULES = {
     "TransferConfig": "manyformer.config",
     "build": "manyformer.conversion",
     "check": "manyformer.analysis.own_models",
+    "check_scorer": "manyformer.analysis.contracts.scorers",
     "collaborate": "manyformer.conversion.surgery.head_sharing",
     "convert": "manyformer.conversion.surgery",
     "draw": "manyformer.analysis.figures",
@@ -53,6 +55,7 @@ __all__ = [
     "__version__",
     "build",
     "check",
+    "check_scorer",
     "collaborate",
     "convert",
     "draw",

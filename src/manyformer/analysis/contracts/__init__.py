@@ -9,7 +9,8 @@ from manyformer.base.lazy_names import offer_names as _offer_names
 if TYPE_CHECKING:
     from manyformer.analysis.contracts.check import CONTRACTS
     from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
-    from manyformer.analysis.contracts.scorers import check_evaluator, check_scorer
+    from manyformer.analysis.contracts.evaluators import check_evaluator
+    from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.contracts.subject import Adapter, Subject
     from manyformer.analysis.contracts.trial import Contract
     from manyformer.analysis.own_models import check, find_subject
@@ -22,7 +23,7 @@ _MODULES = {
     "ContractRow": "manyformer.analysis.contracts.check_report",
     "Subject": "manyformer.analysis.contracts.subject",
     "check": "manyformer.analysis.own_models",
-    "check_evaluator": "manyformer.analysis.contracts.scorers",
+    "check_evaluator": "manyformer.analysis.contracts.evaluators",
     "check_scorer": "manyformer.analysis.contracts.scorers",
     "find_subject": "manyformer.analysis.own_models",
 }

@@ -3,107 +3,32 @@
 A number of bits per byte is worth as much as the code that computed it. A scorer may look at what it scores in more
 ways than a model: it may train on a token before it scores it, keep tables that contain it, mix probabilities by a
 weight that depends on it, drop or repeat targets, and count bytes that a text does not have. Each of these shows in
-the numbers that a scorer gives for streams that differ in chosen tokens; the length of the stream stays the same,
-because windows that are aligned to its end give earlier tokens another context in a longer one.
+the numbers that a scorer gives for streams that differ in chosen tokens.
 """
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyformer.analysis.contracts.call_forms import find_form
 from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow
+from manyformer.analysis.contracts.scorer_bytes import byte_counts, why_no_bytes
+from manyformer.analysis.contracts.scorer_trial import (
+    LOW_PRECISION,
+    SUM_TOLERANCE,
+    TOLERANCE,
+    PositionSum,
+    ScoreFault,
+    ScoreLeak,
+    Scorer,
+    ScorerOptions,
+    ScorerTrial,
+    allowed_excess,
+    score_changes,
+)
 from manyformer.base.errors import UserError, suggest_names
-
-Scorer = Callable[[Tensor], Tensor]
-"""Gives the nats (n - 1) of the tokens 1 to n - 1 of a stream (n), each time from a fresh state."""
-
-TOLERANCE = 1e-4
-"""The largest change of a token's nats, relative to the largest, that counts as rounding in float32."""
-
-SUM_TOLERANCE = 2e-3
-"""How far the probabilities of a position may sum above 1: rounding of as many float32 numbers as there are tokens."""
-
-MAX_CALLS = 4096
-"""The largest number of calls that the contract of sums takes; above it the vocabulary is sampled."""
-
-SUMMED_POSITIONS = 6
-
-
-@final
-@dataclass(frozen=True)
-class ScorerOptions:
-    """What is known about a scorer beside its function.
-
-    `block` is the size at which it cuts a stream (window, stride or chunk): leaks are looked for around its borders.
-    `bytes_of(ids)` gives the number of bytes of tokens, `decode(ids)` their text or bytes, `encode(text)` tokens. `bos`
-    is the token that begins a document, if the scorer promises that documents are independent. `partitions` are
-    keywords that must not change a score, such as sizes of batches.
-    """
-
-    vocab: int
-    length: int | None = None
-    block: int | None = None
-    bytes_of: Callable[[Tensor], Any] | None = None
-    decode: Callable[[Sequence[int]], str | bytes] | None = None
-    encode: Callable[[str], Sequence[int]] | None = None
-    bos: int | None = None
-    partitions: Sequence[Mapping[str, Any]] = ()
-    seed: int = 0
-
-    @property
-    def stream_length(self) -> int:
-        """Tokens of the streams that are tried: a few blocks and a rest, so that the last one is not full."""
-        if self.length is not None:
-            return self.length
-        if self.block is not None:
-            return 3 * self.block + self.block // 3 + 2
-        return 200
-
-
-class ScorerContext:
-    """A scorer, its options, and streams drawn from one generator."""
-
-    def __init__(self, score: Callable[..., Any], options: ScorerOptions) -> None:
-        self.function = score
-        self.options = options
-        self.generator = torch.Generator().manual_seed(options.seed)
-        self.tokens = self.random_tokens(options.stream_length)
-        self.expected = self.score(self.tokens)
-        self.scale = float(self.expected.abs().max().clamp(min=1e-6))
-
-    def score(self, tokens: Tensor, **keywords: Any) -> Tensor:
-        """The nats as float64 (n - 1). Raises ValueError where the scorer gives another number of them."""
-        result = torch.as_tensor(self.function(tokens.clone(), **keywords)).detach().double().flatten().cpu()
-        if result.numel() != tokens.numel() - 1:
-            targets = tokens.numel() - 1
-            raise ValueError(f"{result.numel()} scores for {tokens.numel()} tokens, of which {targets} are targets")
-        return result
-
-    def random_tokens(self, count: int) -> Tensor:
-        """Random tokens, without the one that begins documents."""
-        tokens = torch.randint(self.options.vocab, (count,), generator=self.generator)
-        bos = self.options.bos
-        if bos is not None:
-            tokens[tokens == bos] = (bos + 1) % self.options.vocab
-        return tokens
-
-    def other_tokens(self, tokens: Tensor) -> Tensor:
-        """Random tokens that differ from these everywhere."""
-        shift = torch.randint(1, self.options.vocab, tokens.shape, generator=self.generator)
-        return (tokens + shift) % self.options.vocab
-
-    def cuts(self) -> list[int]:
-        """Tokens to exchange: near the borders of blocks, near both ends, and some between."""
-        length = self.tokens.numel()
-        block = self.options.block or 64
-        near = {border + offset for border in range(0, length, block) for offset in (-1, 0, 1, block // 2)}
-        near |= {2, length - 2, length - 1, length // 3, length // 2}
-        # from the end: how far back a late token reaches tells what kind of leak it is
-        return sorted((cut for cut in near if 2 <= cut < length), reverse=True)
 
 
 def _row(
@@ -112,217 +37,250 @@ def _row(
     return ContractRow(name, "passed" if passed else "failed", sentence, measured, tolerance)
 
 
-def causal_stream(context: ScorerContext) -> ContractRow:
+def counted(trial: ScorerTrial) -> ContractRow:
+    """There is one score for each token after the first, also of streams of other lengths."""
+    length = trial.tokens.numel()
+    block = trial.options.block or 64
+    lengths = [2, 3, block, block + 1, 2 * block, 2 * block + 1, length - 1, length + 1]
+    refused = []
+    for count in sorted({count for count in lengths if 2 <= count <= length + 1}):
+        tokens = trial.phrases(count)
+        try:
+            trial.score(tokens)
+        except ScoreFault:
+            raise
+        except Exception as error:
+            refused.append(f"{count} ({_first_line(error)})")
+    sentence = "there is one score for each token after the first"
+    if refused:
+        sentence += f"; it raises at lengths {', '.join(refused)}"
+    return _row("counted", passed=True, sentence=sentence)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def repeatable_score(trial: ScorerTrial) -> ContractRow:
+    """A second call gives the same, and nothing that a call leaves behind changes a later score."""
+    calls = [trial.expected, *trial.repeated]
+    change = max(float(score_changes(call, trial.expected).max()) for call in calls) / trial.scale
+    if change > TOLERANCE and not (change <= LOW_PRECISION and _is_noise(calls)):
+        sentence = "a second call gives other scores: something is kept from the first, or drawn at random"
+        return _row("repeatable-score", passed=False, sentence=sentence, measured=change, tolerance=TOLERANCE)
+    if change > TOLERANCE:
+        trial.noise = change
+    kept_files = trial.files.kept_files(lambda: trial.score(trial.tokens))
+    if kept_files:
+        return _row("repeatable-score", passed=False, sentence=_describe_kept(kept_files))
+    changed = trial.held.changed()
+    weights = [value.name for value in changed if value.is_weight]
+    if weights:
+        sentence = f"a call changes {weights[0]}, so that the next stream is scored by another model"
+        return _row("repeatable-score", passed=False, sentence=sentence, measured=float(len(weights)), tolerance=0.0)
+    if changed:
+        # caches that are filled anew in each call change as well, and no score depends on them
+        after_others = trial.score(trial.others)
+        for value in changed:
+            value.put_back()
+        alone = trial.score(trial.others)
+        difference = float(score_changes(after_others, alone).max()) / trial.scale
+        if difference > trial.tolerance:
+            sentence = f"the scores of a stream depend on the streams before it, which {changed[0].name} keeps"
+            return _row("repeatable-score", passed=False, sentence=sentence, measured=difference, tolerance=TOLERANCE)
+    sentence = "equal calls give the same, and no weights change"
+    if trial.noise:
+        sentence = "equal calls differ without direction, as sums in 16 bits do whose order varies"
+    return _row("repeatable-score", passed=True, sentence=sentence, measured=change, tolerance=trial.tolerance)
+
+
+def _is_noise(calls: Sequence[Tensor]) -> bool:
+    """Whether differences between calls have no direction: what learns from a stream makes it cheaper."""
+    differences = (calls[-1] - calls[0])[calls[0].isfinite()]
+    deviation = float(differences.std())
+    return abs(float(differences.mean())) <= 3 * deviation / max(differences.numel(), 1) ** 0.5
+
+
+def causal_stream(trial: ScorerTrial) -> ContractRow:
     """Exchanged tokens change the nats of no earlier token."""
-    worst = 0.0
-    for cut in context.cuts():
-        for stop in (cut + 1, context.tokens.numel()):
-            tokens = context.tokens.clone()
-            tokens[cut:stop] = context.other_tokens(tokens[cut:stop])
-            # nats[i] is the score of token i + 1
-            changes = (context.score(tokens) - context.expected)[: cut - 1].abs()
-            if not changes.numel():
-                continue
-            worst = max(worst, float(changes.max()) / context.scale)
-            if not worst <= TOLERANCE:
-                changed = (~(changes <= TOLERANCE * context.scale)).nonzero().flatten() + 1
-                return _row(
-                    "causal-stream",
-                    passed=False,
-                    sentence=_describe_leak(context, cut, changed),
-                    measured=worst,
-                    tolerance=TOLERANCE,
-                )
+    length = trial.tokens.numel()
+    cuts = trial.cuts()
+    near_borders = set(cuts[:24])
+    for cut in cuts:
+        stops = (cut + 1, length) if cut in near_borders else (length,)
+        for stop in stops:
+            tokens = trial.tokens.clone()
+            tokens[cut:stop] = trial.other_tokens(tokens[cut:stop])
+            trial.compare(cut, trial.score(tokens))
+            if trial.leak is not None:
+                return _describe_leak(trial, trial.leak)
+    for cut in cuts[:24]:
+        tokens = trial.others.clone()
+        tokens[cut:] = trial.phrases(length)[cut:]
+        trial.compare(cut, trial.score(tokens), trial.expected_of_others)
+    if trial.leak is not None:
+        return _describe_leak(trial, trial.leak)
+    tried = f"each of {length} tokens" if len(cuts) >= length - 2 else f"{len(cuts)} of {length} tokens"
+    sentence = f"exchanged tokens change no earlier score, at {tried}"
+    return _row("causal-stream", passed=True, sentence=sentence, measured=trial.worst_change, tolerance=trial.tolerance)
+
+
+def _describe_leak(trial: ScorerTrial, leak: ScoreLeak) -> ContractRow:
+    """The failed row, with the kind of leak by how far back from an exchanged token scores change."""
+    widest = max([leak, *_leaks_of_tails(trial, leak.cut)], key=_reach)
+    first = int(widest.changed.min())
+    count = widest.changed.numel()
+    if count == 1:
+        sentence = f"the score of the earlier token {first} changes when token {widest.cut} does"
+    else:
+        span = f"({first} to {int(widest.changed.max())})"
+        sentence = f"the scores of {count} earlier tokens {span} change when token {widest.cut} does"
+    block = trial.options.block
+    if _reach(widest) > 0.8 * (widest.cut - 1) and (block is None or _reach(widest) > block):
+        reason = "the whole stream is read before it is scored (two passes, training or tables before scores)"
+    elif block is not None and first // block == widest.cut // block:
+        reason = f"tokens are seen within their own block of {block}"
+    elif count == 1:
+        reason = "it is scored after a later token was read"
+    else:
+        reason = "they are scored after it was read"
     return _row(
         "causal-stream",
-        passed=True,
-        sentence=f"exchanged tokens change no earlier score, at {context.tokens.numel()} tokens",
-        measured=worst,
-        tolerance=TOLERANCE,
+        passed=False,
+        sentence=f"{sentence}: {reason}",
+        measured=max(leak.change, widest.change),
+        tolerance=trial.tolerance,
     )
 
 
-def _describe_leak(context: ScorerContext, cut: int, changed: Tensor) -> str:
-    first = int(changed.min())
-    last = int(changed.max())
-    count = changed.numel()
-    reach = cut - first
-    sentence = f"the scores of {count} earlier tokens ({first} to {last}) change when token {cut} does"
-    block = context.options.block
-    if reach > 0.9 * (cut - 1) and (block is None or reach > block):
-        reason = "the whole stream is read before it is scored (two passes, training or tables before scores)"
-        return f"{sentence}: {reason}"
-    if block is not None and first // block == cut // block:
-        return f"{sentence}: tokens are seen within their own block of {block}"
-    return f"{sentence}: they are scored after it was read"
+def _reach(leak: ScoreLeak) -> int:
+    return leak.cut - int(leak.changed.min())
 
 
-def normalized(context: ScorerContext) -> ContractRow:
+def _leaks_of_tails(trial: ScorerTrial, cut: int) -> list[ScoreLeak]:
+    """Leaks of whole tails, at the cut that showed one and at another.
+
+    Several tails are tried, among them copies of the beginning: what is counted there changes most.
+    """
+    length = trial.tokens.numel()
+    leaks = []
+    for start in (cut, 2 * length // 3):
+        if not 2 <= start < length:
+            continue
+        changes = torch.zeros(length - 1, dtype=torch.float64)
+        for index in range(4):
+            tokens = trial.tokens.clone()
+            if index < 2:
+                tokens[start:] = trial.other_tokens(tokens[start:])
+            else:
+                tokens[start:] = tokens.roll(start - index + 2)[start:]
+            changes = torch.maximum(changes, score_changes(trial.score(tokens), trial.expected))
+        leak = trial.leak_of(start, changes)
+        if leak is not None:
+            leaks.append(leak)
+    return leaks
+
+
+def normalized(trial: ScorerTrial) -> ContractRow:
     """The probabilities that the tokens of the vocabulary would have at a position sum to at most 1."""
-    vocab = context.options.vocab
-    length = context.tokens.numel()
-    block = context.options.block or 64
-    sampled = min(vocab, max(MAX_CALLS // SUMMED_POSITIONS, 16))
-    near_border = {min(block, length - 1), min(block + 1, length - 1)}
-    positions = sorted({1, length // 3, length // 2 + 1, length - 1} | near_border)
-    worst = 0.0
-    where = 0
-    least = math.inf
-    for position in positions[:SUMMED_POSITIONS]:
-        candidates = torch.arange(vocab)
-        if sampled < vocab:
-            candidates = torch.randperm(vocab, generator=context.generator)[:sampled]
-        total = 0.0
-        for token in candidates.tolist():
-            tokens = context.tokens.clone()
-            tokens[position] = token
-            total += math.exp(-float(context.score(tokens)[position - 1]))
-        total *= vocab / candidates.numel()
-        least = min(least, total)
-        if total > worst:
-            worst = total
-            where = position
-    # a sample of an honest distribution is far from 1 by chance: only gross violations show
-    allowed = 1 + SUM_TOLERANCE if sampled == vocab else 4.0
-    if not worst <= allowed:
+    vocab = trial.options.vocab
+    sums = trial.sums
+    worst = max(sums, key=_excess)
+    allowed = 1 + SUM_TOLERANCE + worst.rounding
+    if _excess(worst) > 0:
+        measured = max(worst.total, worst.estimate)
+        amount = f"sum to {measured:.4g}"
+        if worst.tried < vocab:
+            amount = f"sum to about {measured:.4g}, by {worst.tried} of {vocab} tokens"
         reason = "a token's score depends on the token itself beyond its own probability"
-        sentence = f"the probabilities of all tokens at position {where} sum to {worst:.4g}: {reason}"
-        return _row("normalized", passed=False, sentence=sentence, measured=worst, tolerance=allowed)
-    sentence = "the probabilities of all tokens sum to 1"
-    if sampled < vocab:
-        sentence = f"{sampled} of {vocab} tokens were tried, which show gross violations alone"
-    elif least < 1 - SUM_TOLERANCE:
-        sentence = f"the probabilities of all tokens sum to {least:.4g} at least: the rest is given to no token"
-    return _row("normalized", passed=True, sentence=sentence, measured=worst, tolerance=allowed)
+        if worst.is_constant:
+            reason = "every token gets the same score there, which is not its own (is another token scored, or none?)"
+        sentence = f"the probabilities of all tokens at position {worst.position} {amount}: {reason}"
+        return _row("normalized", passed=False, sentence=sentence, measured=measured, tolerance=allowed)
+    violation = trial.scan.violation()
+    if violation is not None:
+        where, mean, bound = violation
+        sentence = (
+            f"tokens drawn at random{where} are {mean:.3g} times as probable as their number allows: a token's score "
+            "depends on the token itself beyond its own probability"
+        )
+        return _row("normalized", passed=False, sentence=sentence, measured=mean, tolerance=bound)
+    constant = [each for each in sums if each.is_constant and each.tried == vocab and each.total < 1 - SUM_TOLERANCE]
+    if constant:
+        sentence = (
+            f"every token gets the same score at position {constant[0].position}, and these probabilities sum to "
+            f"{constant[0].total:.4g}: it is not its own score (are targets shifted?)"
+        )
+        return _row("normalized", passed=False, sentence=sentence, measured=constant[0].total, tolerance=allowed)
+    return _row("normalized", passed=True, sentence=_describe_sums(trial), measured=worst.total, tolerance=allowed)
 
 
-def repeatable_score(context: ScorerContext) -> ContractRow:
-    """A second call gives the same, and calls change no weights."""
-    before = {name: value.clone() for name, value in _tensors_within(context.function)}
-    second = context.score(context.tokens)
-    change = float((second - context.expected).abs().max()) / context.scale
-    if not change <= TOLERANCE:
-        sentence = "a second call gives other scores: something is kept from the first, or drawn at random"
-        return _row("repeatable-score", passed=False, sentence=sentence, measured=change, tolerance=TOLERANCE)
-    after = dict(_tensors_within(context.function))
-    changed = [name for name, value in before.items() if name in after and not _same(value, after[name])]
-    if changed:
-        sentence = f"a call changes {changed[0]}, so that the next stream is scored by another model"
-        return _row("repeatable-score", passed=False, sentence=sentence, measured=float(len(changed)), tolerance=0.0)
-    sentence = "two calls give the same, and no weights change"
-    return _row("repeatable-score", passed=True, sentence=sentence, measured=change, tolerance=TOLERANCE)
+def _excess(each: PositionSum) -> float:
+    """By how much a sum is too large: what was tried may not exceed 1, and a sample not by far."""
+    excess = each.total - (1 + SUM_TOLERANCE + each.rounding)
+    if each.estimate == each.total:
+        return excess
+    return max(excess, each.estimate - (1 + allowed_excess(each.tried)))
 
 
-def _same(left: Tensor, right: Tensor) -> bool:
-    return left.shape == right.shape and torch.equal(left, right)
+def _describe_sums(trial: ScorerTrial) -> str:
+    vocab = trial.options.vocab
+    sums = trial.sums
+    targets = trial.tokens.numel() - 1
+    where = f"{len(sums)} of {targets} positions" if len(sums) < targets else f"each of {targets} positions"
+    if len(sums) == 1:
+        where = f"one of {targets} positions"
+    if sums[0].tried < vocab:
+        return f"{sums[0].tried} of {vocab} tokens were tried at {where}, which show gross violations alone"
+    least = min(each.total for each in sums)
+    if least < 1 - SUM_TOLERANCE:
+        return f"the probabilities of all tokens sum to {least:.4g} at least: the rest is given to no token, at {where}"
+    return f"the probabilities of all tokens sum to 1, at {where}"
 
 
-def _tensors_within(function: Callable[..., Any]) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and buffers of the modules that a function holds: itself, its attributes, closure and globals."""
-    held: dict[str, Any] = {"the scorer": function, **getattr(function, "__dict__", {})}
-    # the code of a function, or of the call of an object
-    call = function if hasattr(function, "__code__") else vars(type(function)).get("__call__")
-    code = getattr(call, "__code__", None)
-    if code is not None:
-        cells = getattr(call, "__closure__", None) or ()
-        for name, cell in zip(code.co_freevars, cells):
-            try:
-                held[name] = cell.cell_contents
-            except ValueError:
-                # a name that is not bound yet
-                continue
-        names = getattr(call, "__globals__", {})
-        held |= {name: names[name] for name in code.co_names if isinstance(names.get(name), nn.Module)}
-    for holder, value in held.items():
-        if isinstance(value, nn.Module):
-            for name, tensor in value.state_dict().items():
-                yield f"{holder}.{name}", tensor
-
-
-def partition(context: ScorerContext) -> ContractRow:
+def partition(trial: ScorerTrial) -> ContractRow:
     """No keyword for how the work is cut, such as the size of a batch, changes a score."""
     worst = 0.0
-    for keywords in context.options.partitions:
+    for keywords in trial.options.partitions:
         shown = ", ".join(f"{name}={value}" for name, value in keywords.items())
-        change = float((context.score(context.tokens, **keywords) - context.expected).abs().max()) / context.scale
+        changes = score_changes(trial.score(trial.tokens, **keywords), trial.expected)
+        change = float(changes.max()) / trial.scale
         worst = max(worst, change)
-        if not change <= TOLERANCE:
+        if change > trial.tolerance:
             sentence = f"with {shown} other scores come out: they depend on how the work is cut"
-            return _row("partition", passed=False, sentence=sentence, measured=change, tolerance=TOLERANCE)
+            return _row("partition", passed=False, sentence=sentence, measured=change, tolerance=trial.tolerance)
     sentence = "how the work is cut changes no score"
-    return _row("partition", passed=True, sentence=sentence, measured=worst, tolerance=TOLERANCE)
+    return _row("partition", passed=True, sentence=sentence, measured=worst, tolerance=trial.tolerance)
 
 
-def documents(context: ScorerContext) -> ContractRow:
+def documents(trial: ScorerTrial) -> ContractRow:
     """Tokens before the beginning of a document change no score behind it."""
-    bos = context.options.bos
+    bos = trial.options.bos
     assert bos is not None
-    tokens = context.tokens.clone()
-    start = tokens.numel() // 2
-    tokens[start] = bos
-    others = tokens.clone()
-    others[:start] = context.other_tokens(tokens[:start])
-    others[others == bos] = (bos + 1) % context.options.vocab
-    others[start] = bos
-    change = float((context.score(tokens) - context.score(others))[start:].abs().max()) / context.scale
-    if not change <= TOLERANCE:
-        sentence = f"tokens before the document at {start} change scores in it"
-        return _row("documents", passed=False, sentence=sentence, measured=change, tolerance=TOLERANCE)
-    sentence = "tokens before a document change no score in it"
-    return _row("documents", passed=True, sentence=sentence, measured=change, tolerance=TOLERANCE)
-
-
-TEXTS = (
-    "plain text, 123",
-    "Grüße aus Köln",
-    "数学と論理",
-    "naïve café — “quoted”",
-    "🙂🙃 emoji 👩‍👩‍👧",
-    "a\u2581b\ufffdc",
-)
-"""Texts whose characters take one to four bytes, with the signs that tokenizers use for spaces and for damage."""
-
-
-def byte_counts(context: ScorerContext) -> ContractRow:
-    """The bytes of tokens sum to the bytes of their text: of each token, of random ones and of known texts."""
-    options = context.options
-    assert options.bytes_of is not None
+    length = trial.tokens.numel()
     worst = 0.0
-    for name, ids, true in _byte_cases(options, context):
-        counted = float(torch.as_tensor(options.bytes_of(torch.tensor(ids))).double().sum())
-        worst = max(worst, abs(counted - true))
-        if counted != true:
-            sentence = f"{name} counts {counted:g} bytes and has {true}"
-            return _row("bytes", passed=False, sentence=sentence, measured=abs(counted - true), tolerance=0.0)
-    return _row("bytes", passed=True, sentence="tokens have as many bytes as their text", measured=worst, tolerance=0.0)
+    for start in sorted({length // 2, length // 3, (trial.options.block or 64) % length, length - 3}):
+        if start < 1:
+            continue
+        tokens = trial.tokens.clone()
+        tokens[start] = bos
+        expected = trial.score(tokens)
+        for first in (0, start - 1):
+            others = tokens.clone()
+            others[first:start] = trial.other_tokens(tokens[first:start])
+            # the score of the token that begins the document belongs to the one before
+            change = float(score_changes(trial.score(others), expected)[start:].max()) / trial.scale
+            worst = max(worst, change)
+            if change > trial.tolerance:
+                sentence = f"tokens before the document at {start} change scores in it"
+                return _row("documents", passed=False, sentence=sentence, measured=change, tolerance=trial.tolerance)
+    sentence = "tokens before a document change no score in it"
+    return _row("documents", passed=True, sentence=sentence, measured=worst, tolerance=trial.tolerance)
 
 
-class ByteCase(NamedTuple):
-    """Tokens whose number of bytes is known."""
-
-    name: str
-    ids: list[int]
-    true: int
-
-
-def _byte_cases(options: ScorerOptions, context: ScorerContext) -> Iterator[ByteCase]:
-    if options.encode is not None:
-        for text in TEXTS:
-            yield ByteCase(f"{text!r}", list(options.encode(text)), len(text.encode()))
-    if options.decode is None:
-        return
-    singles = [[token] for token in range(min(options.vocab, MAX_CALLS))]
-    for ids in [*singles, context.random_tokens(64).tolist()]:
-        name = f"token {ids[0]}" if len(ids) == 1 else "a random sequence"
-        decoded = options.decode(ids)
-        if isinstance(decoded, bytes):
-            yield ByteCase(name, ids, len(decoded))
-        # a text with the sign of damage says nothing about the bytes that it stands for
-        elif "\ufffd" not in decoded:
-            yield ByteCase(f"{name} ({decoded!r})", ids, len(decoded.encode()))
-
-
-SCORER_CONTRACTS: dict[str, Callable[[ScorerContext], ContractRow]] = {
+SCORER_CONTRACTS: dict[str, Callable[[ScorerTrial], ContractRow]] = {
+    "counted": counted,
     "repeatable-score": repeatable_score,
     "causal-stream": causal_stream,
     "normalized": normalized,
@@ -343,122 +301,109 @@ def check_scorer(
     """Run the contracts of a scorer: `score(tokens) -> nats of tokens 1 to n - 1`, from a fresh state in each call.
 
     `options` are those of `ScorerOptions`. A contract for which an option is missing is not run, and says which.
-    Raises UserError for a contract that does not exist.
+    Raises UserError for a contract that does not exist, and for a scorer that raises.
     """
     known = ScorerOptions(vocab, **options)
     for name in only or ():
-        if name not in SCORER_CONTRACTS and name != "counted":
+        if name not in SCORER_CONTRACTS:
             raise UserError(f"there is no contract '{name}' of scorers; {suggest_names(name, SCORER_CONTRACTS)}")
+    if vocab < 2 or known.stream_length < 4:
+        raise UserError(f"a vocabulary of {vocab} and {known.stream_length} tokens are too few: at least 2 and 4")
     name = getattr(score, "__name__", type(score).__name__)
-    lengths = CheckLengths(known.stream_length, known.stream_length)
-    missing = {
-        "partition": None if known.partitions else "no `partitions` are given: keywords that must not change a score",
-        "documents": None if known.bos is not None else "no `bos` is given: documents need not be independent",
-        "bytes": _why_no_bytes(known),
-    }
-    rows: list[ContractRow] = []
+    rows: dict[str, ContractRow] = {}
 
     def add(row: ContractRow) -> None:
-        rows.append(row)
+        earlier = rows.get(row.contract)
+        # what is wrong once stays wrong
+        if earlier is not None and earlier.verdict == "failed":
+            return
+        rows[row.contract] = row
         if on_row is not None:
             on_row(row)
 
     try:
-        context = ScorerContext(score, known)
-    except ValueError as error:
+        trial = ScorerTrial(score, known)
+    except ScoreFault as fault:
         # every target is to be scored, and once: fewer numbers than targets are a dropped tail
-        add(ContractRow("counted", "failed", str(error)))
-        return CheckReport(name, tuple(rows), lengths, known.seed)
-    add(ContractRow("counted", "passed", "there is one score for each token after the first"))
-    for contract_name, test in SCORER_CONTRACTS.items():
-        if only is not None and contract_name not in only:
+        add(fault.row)
+    except Exception as error:
+        shown = f"{known.stream_length} tokens of a vocabulary of {vocab}"
+        raise UserError(f"the scorer {name} raises at {shown}: {_first_line(error)}") from error
+    else:
+        _run_contracts(trial, only, add)
+    lengths = CheckLengths(known.stream_length, known.stream_length)
+    return CheckReport(name, tuple(rows.values()), lengths, known.seed)
+
+
+def _run_contracts(trial: ScorerTrial, only: Sequence[str] | None, add: Callable[[ContractRow], None]) -> None:
+    options = trial.options
+    missing = {
+        "partition": None if options.partitions else "no `partitions` are given: keywords that must not change a score",
+        "documents": None if options.bos is not None else "no `bos` is given: documents need not be independent",
+        "bytes": why_no_bytes(options),
+    }
+    differs = False
+    for name, test in SCORER_CONTRACTS.items():
+        # one score for each target is what all others rest on
+        if only is not None and name not in (*only, "counted"):
             continue
-        if any(row.contract == "repeatable-score" and row.verdict == "failed" for row in rows):
-            sentence = "not run: two equal calls differ, so scores cannot be compared"
-            add(ContractRow(contract_name, "not run", sentence))
-        elif missing.get(contract_name) is not None:
-            add(ContractRow(contract_name, "not run", f"not run: {missing[contract_name]}"))
-        else:
-            add(test(context))
-    return CheckReport(name, tuple(rows), lengths, known.seed)
+        if differs and name != "bytes":
+            add(ContractRow(name, "not run", "not run: two equal calls differ, so scores cannot be compared"))
+            continue
+        if missing.get(name) is not None:
+            add(ContractRow(name, "not run", f"not run: {missing[name]}"))
+            continue
+        row = _run(name, test, trial)
+        if name == "causal-stream" and row.verdict == "passed" and (only is None or "normalized" in only):
+            row = _with_sweeps(trial, row)
+        differs = differs or (name == "repeatable-score" and row.verdict == "failed")
+        add(row)
+        if row.contract != name:
+            add(ContractRow(name, "not run", f"not run to its end: {row.sentence}"))
+    if not differs and (only is None or "repeatable-score" in only):
+        late = _late_change(trial)
+        if late is not None:
+            add(late)
 
 
-def _why_no_bytes(options: ScorerOptions) -> str | None:
-    if options.bytes_of is None:
-        return "no `bytes_of` is given"
-    if options.decode is None and options.encode is None:
-        return "neither `decode` nor `encode` is given, so that the true bytes are not known"
+def _run(name: str, test: Callable[[ScorerTrial], ContractRow], trial: ScorerTrial) -> ContractRow:
+    try:
+        return test(trial)
+    except ScoreFault as fault:
+        return fault.row
+    except Exception as error:
+        return ContractRow(name, "not run", f"not run: the scorer raised {_first_line(error)}")
+
+
+def _with_sweeps(trial: ScorerTrial, row: ContractRow) -> ContractRow:
+    """The row of `causal-stream` after every token of the vocabulary was put at a few positions.
+
+    Sums of probabilities need these calls anyway, and a leak of rare tokens shows in no others.
+    """
+    try:
+        _ = trial.scan, trial.sums
+    except Exception:
+        # told by the contract whose calls they are
+        return row
+    if trial.leak is not None:
+        return _describe_leak(trial, trial.leak)
+    return row._replace(measured=trial.worst_change)
+
+
+def _late_change(trial: ScorerTrial) -> ContractRow | None:
+    """A failed row if the first stream gets other scores at the end of the check, or files were kept since."""
+    change = float(score_changes(trial.score(trial.tokens), trial.expected).max()) / trial.scale
+    if change > trial.tolerance:
+        sentence = "the first stream gets other scores after the calls of this check: something is kept between calls"
+        return _row("repeatable-score", passed=False, sentence=sentence, measured=change, tolerance=trial.tolerance)
+    kept_files = trial.files.kept_files(lambda: trial.score(trial.tokens))
+    if kept_files:
+        return _row("repeatable-score", passed=False, sentence=_describe_kept(kept_files))
     return None
 
 
-EXACT_MEAN = 5e-7
-"""The distance, relative to a mean in float32, at which it is taken for the mean of certain targets."""
-
-
-class TableModel(nn.Module):
-    """A model whose logits depend on the last token alone, in a table: the nats of every target are known exactly."""
-
-    def __init__(self, vocab: int, *, seed: int = 0) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        # far from uniform, so that a target that is dropped or counted twice shows in a mean
-        self.table = nn.Parameter(3 * torch.randn(vocab, vocab, generator=generator))
-
-    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Any:
-        """Logits, or those and the mean loss where targets are given."""
-        logits = self.table[tokens]
-        if targets is None:
-            return logits
-        return logits, nn.functional.cross_entropy(logits.flatten(0, -2), targets.flatten())
-
-    def nats(self, tokens: Tensor) -> Tensor:
-        """The true nats of the tokens after the first."""
-        log_probabilities = self.table[tokens[:-1]].double().log_softmax(-1)
-        return -log_probabilities.gather(-1, tokens[1:, None])[:, 0].detach()
-
-
-def check_evaluator(
-    evaluate: Callable[[nn.Module, Tensor], float],
-    vocab: int,
-    *,
-    length: int = 1000,
-    tolerance: float = 1e-4,
-    model: TableModel | None = None,
-) -> ContractRow:
-    """Whether an evaluator gives the true mean nats of a model whose nats are known.
-
-    `evaluate(model, tokens)` is the evaluator of one number, with a table model in place of the model. The length is
-    no multiple of what windows usually have, so that a tail that is dropped or counted repeatedly shows.
-    """
-    model = model or TableModel(vocab)
-    tokens = torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(1))
-    nats = model.nats(tokens)
-    true = float(nats.mean())
-    given = float(evaluate(model, tokens))
-    difference = abs(given - true) / true
-    if difference <= tolerance:
-        return ContractRow("counted", "passed", f"the mean of {length - 1} targets is right", difference, tolerance)
-    reason = _explain_mean(nats, given)
-    sentence = f"the mean is {given:.4f} nats for {true:.4f}: {reason}"
-    return ContractRow("counted", "failed", sentence, difference, tolerance)
-
-
-def _explain_mean(nats: Tensor, given: float) -> str:
-    """What was counted, if leaving out a tail or a head gives the number to the last digits."""
-    count = nats.numel()
-    kept = torch.arange(1, count)
-    sums = nats.cumsum(0)
-    candidates = {
-        "first {0} of {1} targets: the tail is dropped": (sums[:-1] / kept - given).abs(),
-        "last {0} of {1} targets: the beginning is dropped": (nats.flip(0).cumsum(0)[:-1] / kept - given).abs(),
-    }
-    for words, distances in candidates.items():
-        if float(distances.min()) <= EXACT_MEAN * abs(given):
-            return f"that of the {words.format(int(distances.argmin()) + 1, count)}"
-    for divisor in (count + 1, count - 1):
-        if abs(float(sums[-1]) / divisor - given) <= EXACT_MEAN * abs(given):
-            return f"the sum of all {count} targets divided by {divisor}"
-    return "targets are dropped, counted more than once or weighted, or the mean is one of means of unequal parts"
+def _describe_kept(files: Sequence[str]) -> str:
+    return f"calls write {files[0]} and read it again: what is kept there outlives a call"
 
 
 def windowed_scorer(logits: Callable[[Tensor], Tensor], window: int, stride: int) -> Scorer:
@@ -483,3 +428,15 @@ def windowed_scorer(logits: Callable[[Tensor], Tensor], window: int, stride: int
         return torch.cat(nats)
 
     return score
+
+
+def scorer_of_model(model: nn.Module, window: int, stride: int) -> tuple[Scorer, int]:
+    """A model's scorer by windows, and its vocabulary; how the model is called is found by trial."""
+    found = find_form(model)
+    if found.max_length is not None and window > found.max_length:
+        raise UserError(f"a window of {window} is longer than the model takes: {found.length_reason}")
+
+    def logits(tokens: Tensor) -> Tensor:
+        return found.logits(model, tokens)
+
+    return windowed_scorer(logits, window, stride), found.vocabulary

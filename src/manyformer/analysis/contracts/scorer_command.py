@@ -1,0 +1,122 @@
+"""What the command lines do for scorers, evaluators and windows: load them by name and run their contracts."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
+from manyformer.analysis.contracts.evaluators import check_evaluator_report
+from manyformer.analysis.contracts.scorers import check_scorer, scorer_of_model
+from manyformer.base.errors import UserError
+
+
+def check_scorer_by_name(
+    *,
+    scorer: str | None = None,
+    evaluator: str | None = None,
+    vocab: int | None = None,
+    length: int | None = None,
+    block: int | None = None,
+    bytes_of: str | None = None,
+    decode: str | None = None,
+    encode: str | None = None,
+    bos: int | None = None,
+    partitions: Sequence[str] = (),
+    seconds: float = 120.0,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+    on_row: Callable[[ContractRow], None] | None = None,
+) -> CheckReport:
+    """Check the scorer or the evaluator of a file, each named FILE.py:NAME as are `bytes_of`, `decode` and `encode`.
+
+    `partitions` are keywords as on a command line, such as rows=1,workers=2. Raises UserError for what is missing.
+    """
+    if vocab is None:
+        raise UserError("a scorer says not how many tokens there are: give --vocab N")
+    if (scorer is None) == (evaluator is None):
+        raise UserError("give either --scorer FILE.py:NAME or --evaluator FILE.py:NAME")
+    sizes = None if bytes_of is None else load_callable(bytes_of)
+    if evaluator is not None:
+        evaluate = load_callable(evaluator)
+        report = check_evaluator_report(evaluate, vocab, length=length, bytes_of=sizes, seed=seed, only=only)
+        for row in report.rows if on_row is not None else ():
+            on_row(row)
+        return report
+    assert scorer is not None
+    return check_scorer(
+        load_callable(scorer),
+        vocab,
+        length=length,
+        block=block,
+        bytes_of=sizes,
+        decode=None if decode is None else load_callable(decode),
+        encode=None if encode is None else load_callable(encode),
+        bos=bos,
+        partitions=[_read_keywords(text) for text in partitions],
+        seconds=seconds,
+        seed=seed,
+        only=only,
+        on_row=on_row,
+    )
+
+
+def check_windows(
+    model: Any,
+    window: int,
+    stride: int | None = None,
+    *,
+    vocab: int | None = None,
+    length: int | None = None,
+    seconds: float = 120.0,
+    seed: int = 0,
+    only: Sequence[str] | None = None,
+    on_row: Callable[[ContractRow], None] | None = None,
+) -> CheckReport:
+    """Check the scores that a model gives by windows of `window` tokens, of which `stride` are new."""
+    score, found_vocab = scorer_of_model(model, window, stride or window)
+    return check_scorer(
+        score,
+        vocab or found_vocab,
+        block=stride or window,
+        length=length or 2 * window + window // 3 + 2,
+        seconds=seconds,
+        seed=seed,
+        only=only,
+        on_row=on_row,
+    )
+
+
+def load_callable(reference: str) -> Callable[..., Any]:
+    """The function of a file that FILE.py:NAME names."""
+    path, colon, name = reference.rpartition(":")
+    if not colon or not path:
+        raise UserError(f"'{reference}' names no function: give FILE.py:NAME")
+    file = Path(path)
+    if not file.is_file():
+        raise UserError(f"there is no file {path} (of '{reference}')")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    value = getattr(module, name, None)
+    if not callable(value):
+        functions = ", ".join(key for key, each in vars(module).items() if callable(each) and not key.startswith("_"))
+        raise UserError(f"{path} has no function '{name}'; it has {functions or 'none'}")
+    return value
+
+
+def _read_keywords(text: str) -> dict[str, Any]:
+    keywords: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise UserError(f"'{part}' is no KEY=VALUE, such as rows=4")
+        try:
+            keywords[name.strip()] = int(value)
+        except ValueError:
+            keywords[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value)
+    return keywords
