@@ -208,7 +208,7 @@ def test_documented_runs_and_recipes_resolve(page: Path) -> None:
         names = [word.partition(":")[0] for word in words[1 : 2 if words[0] == "train" else None]]
         names = list(itertools.takewhile(lambda word: not re.search(r"^-|=|^$", word), names))
         for name in names:
-            is_path = name.endswith((".yaml", "/")) or name.startswith(("runs/", "models/", "downloads/"))
+            is_path = name.endswith((".yaml", "/", ".py")) or name.startswith(("runs/", "models/", "downloads/"))
             assert is_path or name in mf.recipes() or name in shipped_runs(), line
         if words[0] == "train" and names and names[0] in (*mf.recipes(), *shipped_runs()):
             as_training_run(names[0], [word for word in words[2:] if re.match(r"[\w.]+=", word)])

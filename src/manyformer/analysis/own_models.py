@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from manyformer.analysis.contracts.check import CONTRACTS
 from manyformer.analysis.contracts.check import check as check_subject
+from manyformer.analysis.contracts.check import find_subject as find_any_subject
 from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
 from manyformer.analysis.contracts.subject import Adapter, Subject, SubjectOutput, TargetScore, ToyTraining
 from manyformer.analysis.contracts.trial import Backend
@@ -117,6 +118,11 @@ def check(
     )
 
 
+def find_subject(model: nn.Module | Adapter | Subject | str | Path) -> Subject:
+    """The subject for any `model` that `check` accepts, for several checks of it. Raises UserError for others."""
+    return find_any_subject(find_own_subject(model, {}))
+
+
 def find_own_subject(
     model: nn.Module | Adapter | Subject | str | Path,
     keywords: Mapping[str, Any],
@@ -164,7 +170,10 @@ class OwnSubject(Subject):
         self.takes_source = self.task.takes_source
         self.per_token = self.task.per_token
         self.measured_anyway = self.task.measured_anyway
-        self.not_promised = {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
+        reasons = {"targets": "its forward takes no targets"}
+        if self.length_multiple > 1:
+            reasons["length"] = f"its inputs have {self.length_multiple} tokens each"
+        self.not_promised = reasons | {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
         self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:

@@ -1,16 +1,59 @@
 """`manyformer check`: test the contracts of a model."""
 
+import inspect
 import sys
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import fields
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
 
+from manyformer.analysis.contracts.command import (
+    CODE_WARNING,
+    EXIT_CODES,
+    NAME_HELP,
+    VALUES_HELP,
+    CheckRequest,
+    CommandFace,
+    load_stranger,
+    option_flag,
+    run_checks,
+)
 from manyformer.base.errors import UserError
-from manyformer.cli.app import DEFECT, JUDGE, command
-from manyformer.cli.console import print_result, status_line
+from manyformer.cli.app import JUDGE, command
+from manyformer.cli.console import print_error, print_note, print_result, status_line
 from manyformer.cli.model_arguments import is_folder, read_keywords
-from manyformer.cli.options import JsonOption, KeywordsArgument, complete_models, split_commas
+from manyformer.cli.options import F, complete_models
+
+if TYPE_CHECKING:
+    from manyformer.analysis.contracts import CheckReport
+    from manyformer.analysis.contracts.loading import LoadedModel
+
+ENDINGS = (".py", ".pt", ".pth", ".pt2", ".ts", ".bin", ".safetensors", ".ckpt")
+"""How files end that hold a model of somebody else."""
+
+
+HELP = f"""Test a model's contracts: causality, caching, padding, packing, gradients, precision and more.
+
+Of a recipe, contracts that it does not promise are listed with the reason. {VALUES_HELP} {CODE_WARNING}
+
+{EXIT_CODES}"""
+
+
+def _with_shared_options(function: F) -> F:
+    """Replace the parameter `**options` by the options of both programs, and give the function their help."""
+    function.__doc__ = HELP
+    (first, *_) = inspect.signature(function).parameters.values()
+    parameters = [first]
+    for item in fields(CheckRequest):
+        option = Option(option_flag(item), help=item.metadata["help"], metavar=item.metadata["metavar"])
+        annotation = Annotated[item.type, option]  # type: ignore[name-defined]
+        parameters.append(Parameter(item.name, Parameter.KEYWORD_ONLY, default=item.default, annotation=annotation))
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return function
 
 
 @command(
@@ -18,56 +61,58 @@ from manyformer.cli.options import JsonOption, KeywordsArgument, complete_models
     "manyformer check transformer-lm",
     "manyformer check compose position=learned --only causal,cached",
     "manyformer check runs/lm-stdlib --json",
+    "manyformer check model.py:GPT n_layer=2",
     accepts_settings=True,
 )
+@_with_shared_options
 def check(
-    name: Annotated[
-        str,
-        Argument(help="A recipe, built tiny, or the folder of a run or a saved model.", autocompletion=complete_models),
-    ],
-    keywords: KeywordsArgument = None,
-    *,
-    length: Annotated[
-        int | None,
-        Option(
-            help="Tokens in each sequence; by default 48, and up to 512, each exchanged once, in tests of causality."
+    names: Annotated[
+        list[str],
+        Argument(
+            metavar="NAME [KEY=VALUE]",
+            help=f"A recipe, built tiny, or the folder of a run or a saved model; or {NAME_HELP}",
+            autocompletion=complete_models,
         ),
-    ] = None,
-    only: Annotated[str | None, Option(help="Only these contracts, separated by commas.")] = None,
-    skip: Annotated[str | None, Option(help="All but these contracts, separated by commas.")] = None,
-    seed: Annotated[int, Option(help="Seed of weights and inputs.")] = 0,
-    as_json: JsonOption = False,
+    ],
+    **options: Any,
 ) -> None:
-    """Test a model's contracts: causality, caching, padding, packing, gradients, precision, saving and more.
+    face = CommandFace(load=_load, status=status_line, show=_show, show_error=print_error)
+    code = run_checks(names, CheckRequest(**options), face)
+    if code:
+        raise typer.Exit(code)
 
-    Ends with exit code 1 if a contract fails. Contracts that a recipe does not promise are listed with the reason.
-    """
-    from manyformer.recipes import get_recipe
 
-    model_keywords = None
+def _load(name: str, values: Sequence[str], request: CheckRequest) -> "LoadedModel":
+    """A recipe, the folder of a model, or what is in a file of somebody else."""
+    from manyformer.analysis.contracts.loading import LoadedModel, load_folder
+    from manyformer.analysis.own_models import find_own_subject
+    from manyformer.recipes import get_recipe, recipe_names
+
+    if name not in recipe_names() and not Path(name).is_dir() and (":" in name or name.endswith(ENDINGS)):
+        return load_stranger(name, values, request)
     if not is_folder(name):
-        model_keywords = read_keywords(get_recipe(name), keywords)
-    elif keywords:
-        raise UserError(f"'{keywords[0]}' is for a recipe; the model in {name} is built already")
-    from manyformer.analysis.contracts import check as run_check
+        keywords = read_keywords(get_recipe(name), list(values))
+        return LoadedModel(find_own_subject(name, keywords, request.seed))
+    if values:
+        raise UserError(f"'{values[0]}' is for a recipe; the model in {name} is built already")
+    try:
+        return LoadedModel(find_own_subject(name, {}, request.seed))
+    except UserError as error:
+        if not (Path(name) / "config.json").is_file():
+            raise
+        try:
+            loaded = load_folder(Path(name))
+        except UserError:
+            # what this library says of the folder comes first
+            raise error from None
+        print_note(f"checked as transformers computes it, because it cannot be converted: {error}")
+        return loaded
 
-    with status_line(f"checking {name}") as status:
-        report = run_check(
-            name,
-            length=length,
-            seed=seed,
-            only=None if only is None else split_commas(only),
-            skip=split_commas(skip),
-            keywords=model_keywords or None,
-            on_row=lambda row: status(f"checking {name}: {row.contract} {row.verdict}"),
-        )
-    if as_json:
-        print_result(report.to_json())
-    elif sys.stdout.isatty():
+
+def _show(report: "CheckReport") -> None:
+    if sys.stdout.isatty():
         from rich.console import Console
 
         Console().print(report.rich())
     else:
         print_result(report.table())
-    if not report.ok:
-        raise typer.Exit(DEFECT)

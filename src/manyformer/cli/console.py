@@ -111,9 +111,12 @@ def print_note(text: str) -> None:
 
 
 def print_error(text: str, *, mark: str = "error: ") -> None:
-    """Print an error to stderr, each of its lines with the mark; a very long word is cut."""
+    """Print an error to stderr, each of its lines with the mark; a very long word is cut.
+
+    A line that begins with a space belongs to the one before it, as a line of code does.
+    """
     for line in _LONG_WORD.sub(_cut_word, printable(text)).split("\n"):
-        _print_to_stderr(f"{mark}{line}")
+        _print_to_stderr(line if line.startswith(" ") else f"{mark}{line}")
 
 
 def _print_to_stderr(line: str) -> None:

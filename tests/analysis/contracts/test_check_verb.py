@@ -66,8 +66,11 @@ def test_three_lines_are_enough_for_a_third_party_module() -> None:
     actual = verdicts(report)
     assert {name for name, verdict in actual.items() if verdict == "passed"} == {
         "repeatable",
+        "seed",
         "traceless",
         "causal",
+        "length",
+        "causal-autocast",
         "causal-gradient",
         "batch",
     }

@@ -1,5 +1,6 @@
 """Strangers' modules behind `check`, without an adapter: what is right is green, what is wrong is red."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -78,3 +79,69 @@ class Stacked(Attention):
 def test_rows_behind_the_first_axis_of_a_cache_are_not_found() -> None:
     report = mf.check(Stacked(), only=["cached", "prefill", "beams"])
     assert [row.verdict for row in report.rows] == ["passed"] * 3, report.table()
+
+
+class LastAlone(Attention):
+    def forward(self, idx: Tensor) -> Tensor:
+        return super().forward(idx)[:, -1]
+
+
+def test_logits_of_the_last_token_alone_are_not_called_for_each_prefix() -> None:
+    report = mf.check(LastAlone(), only=["repeatable", "causal", "batch"])
+    assert [row.verdict for row in report.rows] == ["passed", "not promised", "passed"]
+    assert "last token alone" in report.assumptions[0]
+
+
+class TwoRows(Attention):
+    def forward(self, idx: Tensor) -> Tensor:
+        if idx.shape[0] > 2:
+            raise ValueError("memory for two rows")
+        return super().forward(idx)
+
+
+def test_more_rows_than_a_module_takes_are_passed_to_it() -> None:
+    report = mf.check(TwoRows(), only=["causal", "batch"])
+    assert [row.verdict for row in report.rows] == ["passed", "passed"]
+    assert "at most 2 rows" in report.assumptions[0]
+
+
+class Convolution(Attention):
+    """A causal convolution by a Fourier transform in float32, which rounds with all tokens."""
+
+    def __init__(self, *, padded: bool) -> None:
+        super().__init__()
+        self.padded = padded
+        self.filter = nn.Parameter(torch.randn(WIDTH, 2048))
+
+    def forward(self, idx: Tensor) -> Tensor:
+        x = self.wte(idx).mT.float()
+        length = x.shape[-1]
+        size = 2 * length if self.padded else length
+        spectrum = torch.fft.rfft(x, n=size) * torch.fft.rfft(self.filter[:, :length].float(), n=size)
+        mixed = torch.fft.irfft(spectrum, n=size)[..., :length].mT.to(self.head.weight.dtype)
+        logits: Tensor = self.head(mixed)
+        return logits
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_rounding_of_a_fourier_transform_is_a_leak_or_its_wrapping_is_none(padded: bool) -> None:
+    names = ["causal", "causal-training", "causal-gradient"]
+    report = mf.check(Convolution(padded=padded), only=names, max_length=256)
+    assert [row.verdict for row in report.rows] == ["passed" if padded else "failed"] * 3, report.table()
+
+
+def test_exported_and_scripted_programs_are_not_called() -> None:
+    module = Attention().eval()
+    tokens = torch.zeros(2, 32, dtype=torch.long)
+    program = torch.export.export(module, (tokens,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(module)
+    for model in (program, scripted):
+        report = mf.check(model, only=["causal", "causal-training", "batch"])
+        assert report.ok, report.table()
+        assert report["causal"].verdict == "passed"
+    leaking = torch.export.export(Attention(masked=False).eval(), (tokens,))
+    report = mf.check(leaking, only=["causal"])
+    assert not report.ok
+    assert (report.lengths.long, report.lengths.probe) == (32, None)

@@ -10,7 +10,7 @@ from manyformer.recipes import RECIPES
 APART = {"compile", "learns"}
 """Contracts that take seconds and have their own files."""
 
-LONG = {"causal", "causal-training", "causal-gradient", "traceless"}
+LONG = {"causal", "causal-training", "causal-autocast", "causal-gradient", "length", "traceless"}
 """Contracts of long sequences, of which some exchange every token: their time grows with the square of the length."""
 
 ORDINARY_LENGTH = 96
@@ -18,6 +18,7 @@ ORDINARY_LENGTH = 96
 
 ALWAYS = {
     "repeatable",
+    "seed",
     "traceless",
     "batch",
     "batch-training",
@@ -26,6 +27,7 @@ ALWAYS = {
     "float64",
     "bfloat16",
     "saving",
+    "own-state",
     "spec",
 }
 CAUSAL = LONG - {"traceless"}

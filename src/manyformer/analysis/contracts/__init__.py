@@ -1,7 +1,6 @@
-"""Contract tests for models: `check` verifies the promises of any recipe, run or third-party module.
+"""Contract tests of models, scorers and data: `check` tells whether a model keeps what such models promise.
 
-The modules of this package need torch and NumPy alone: `packages/manyformer-check` makes a package of its own of them.
-What knows models of this library is in `own_models`."""
+The modules of this package need torch and NumPy alone."""
 
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.contracts.subject import Adapter, Subject
     from manyformer.analysis.contracts.trial import Contract
-    from manyformer.analysis.own_models import check
+    from manyformer.analysis.own_models import check, find_subject
 
 _MODULES = {
     "CONTRACTS": "manyformer.analysis.contracts.check",
@@ -28,6 +27,7 @@ _MODULES = {
     "check_data": "manyformer.analysis.contracts.data_check",
     "check_evaluator": "manyformer.analysis.contracts.evaluators",
     "check_scorer": "manyformer.analysis.contracts.scorers",
+    "find_subject": "manyformer.analysis.own_models",
 }
 
 __all__ = [
@@ -41,6 +41,7 @@ __all__ = [
     "check_data",
     "check_evaluator",
     "check_scorer",
+    "find_subject",
 ]
 
 _offer_names(__name__, _MODULES)

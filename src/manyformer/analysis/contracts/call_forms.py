@@ -50,8 +50,18 @@ VOCABULARY_NAMES = ("vocab_size", "padded_vocab_size", "num_tokens", "n_vocab", 
 SETUP_NAMES = ("setup_caches", "setup_cache", "set_kv_cache", "init_caches", "allocate_caches")
 
 FormName = Literal[
-    "f(x)", "f(x, y)", "f(x, y) -> loss", "f(x, return_loss=True)", "f(x, 0)", "f(x[:, i], i)", "f(x, i)"
+    "f(x)",
+    "f(x, y)",
+    "f(x, y) -> loss",
+    "f(x, return_loss=True)",
+    "f(x, 0)",
+    "f(x[:, i], i)",
+    "f(x, i)",
+    "f(x[:, :i])",
 ]
+
+MOST_ROWS = 32
+"""The number of rows up to which a limit is looked for: no test has larger batches."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +70,8 @@ class CallForm:
 
     `call(module, tokens, targets)` gives whatever the module gives. `reads_loss` means that the logits are not in the
     result but in the module's own call of the cross entropy. `extra_token` means that the module splits its tokens
-    into inputs and targets itself, so that it gets one more.
+    into inputs and targets itself, so that it gets one more. `last_alone` means that a call gives the logits of its
+    last token alone, so that each prefix takes a call, which no later token ever reaches.
     """
 
     name: FormName
@@ -68,6 +79,7 @@ class CallForm:
     takes_targets: bool = False
     reads_loss: bool = False
     extra_token: bool = False
+    last_alone: bool = False
 
 
 def _call_with_tokens(module: nn.Module, tokens: Tensor, targets: Tensor) -> Any:
@@ -97,6 +109,15 @@ def _call_with_positions(module: nn.Module, tokens: Tensor, targets: Tensor) -> 
     return module(tokens, torch.arange(tokens.shape[1], device=tokens.device))
 
 
+def _call_for_each_prefix(module: nn.Module, tokens: Tensor, targets: Tensor) -> Any:
+    rows = tokens.shape[0]
+    logits = []
+    for length in range(1, tokens.shape[1] + 1):
+        tensors = floating_tensors(module(tokens[:, :length]))
+        logits.append(next(t.view(rows, -1) for t in tensors if t.shape[:-1] in ((rows,), (rows, 1))))
+    return torch.stack(logits, dim=1)
+
+
 CALL_FORMS = (
     CallForm("f(x)", _call_with_tokens),
     CallForm("f(x, y)", _call_with_targets, takes_targets=True),
@@ -105,6 +126,7 @@ CALL_FORMS = (
     CallForm("f(x, 0)", _call_from_start),
     CallForm("f(x[:, i], i)", _call_token_by_token),
     CallForm("f(x, i)", _call_with_positions),
+    CallForm("f(x[:, :i])", _call_for_each_prefix, last_alone=True),
 )
 
 
@@ -126,6 +148,7 @@ class Attempt:
     form: FormName
     length: int
     reason: str
+    raised: bool = False
 
 
 @final
@@ -135,7 +158,9 @@ class FoundForm:
 
     `width` is the number of logits of a token, `vocabulary` the number of tokens that its embedding knows.
     `vocabulary_reason` and `length_reason` name where these were found. `max_length` is None if no limit was found;
-    `lengths_refused` are lengths at which the module raised.
+    `lengths_refused` are lengths at which the module raised. `max_rows` is the largest number of rows of a call, None
+    if no limit was found, and with `fixed_rows` the only one: other numbers of rows take several calls. `target_form`
+    is a form that takes targets too, if the module has one.
     """
 
     form: CallForm
@@ -147,17 +172,34 @@ class FoundForm:
     min_length: int
     length_multiple: int
     lengths_refused: tuple[int, ...] = ()
+    max_rows: int | None = None
+    fixed_rows: bool = False
+    target_form: CallForm | None = None
 
     def logits(self, module: nn.Module, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         """Logits (rows, tokens, width). Raises ValueError if the module gives none of this shape."""
+        form = self.form
         if targets is None:
             targets = tokens.roll(-1, dims=1)
-        tensors = run_form(self.form, module, tokens, targets)
+        elif self.target_form is not None:
+            form = self.target_form
+        rows = tokens.shape[0]
+        if self.max_rows is None or (rows <= self.max_rows and not self.fixed_rows):
+            return self._logits_of(form, module, tokens, targets)
+        # as many calls as it takes; the last one repeats a row where only one number of rows is taken
+        if self.fixed_rows and (missing := -rows % self.max_rows):
+            tokens = torch.cat([tokens, tokens[-1:].expand(missing, -1)])
+            targets = torch.cat([targets, targets[-1:].expand(missing, -1)])
+        groups = zip(tokens.split(self.max_rows), targets.split(self.max_rows))
+        return torch.cat([self._logits_of(form, module, *group) for group in groups])[:rows]
+
+    def _logits_of(self, form: CallForm, module: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
+        tensors = run_form(form, module, tokens, targets)
         logits = find_logits(tensors, tokens.shape[0], tokens.shape[1], (self.width,))
         if logits is None:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:4]) or "no floating tensor"
             raise ValueError(
-                f"{self.form.name} gave {shapes} for tokens {tuple(tokens.shape)}, not {self.width} logits each"
+                f"{form.name} gave {shapes} for tokens {tuple(tokens.shape)}, not {self.width} logits each"
             )
         return logits
 
@@ -166,8 +208,14 @@ class FoundForm:
         limit = "any length tried" if self.max_length is None else f"up to {self.max_length} tokens"
         multiple = "" if self.length_multiple == 1 else f", in multiples of {self.length_multiple}"
         least = "" if self.min_length <= 12 else f", at least {self.min_length}"
+        rows = ""
+        if self.max_rows is not None:
+            rows = f", {'exactly' if self.fixed_rows else 'at most'} {self.max_rows} rows at a time"
+        gives = f"{self.width} logits for each token"
+        if self.form.last_alone:
+            gives = f"{self.width} logits for the last token alone"
         return [
-            f"called as {self.form.name}, which gives {self.width} logits for each token",
+            f"called as {self.form.name}{rows}, which gives {gives}",
             f"vocabulary {self.vocabulary}: {self.vocabulary_reason}",
             f"{limit}{least}{multiple}: {self.length_reason}",
         ]
@@ -301,19 +349,89 @@ class _FormSearch:
         self.given_vocabulary = vocabulary
         self.given_length = max_length
         self.attempts: list[Attempt] = []
+        self.rows = TRIAL_ROWS
         parameter = next(module.parameters(), torch.zeros(()))
         self.device = parameter.device
         self.named_length = named_number(module, LENGTH_NAMES)
+        # an exported program says for which tokens it was exported
+        self.example_shape: tuple[int, int] | None = getattr(module, "example_shape", None)
 
     def find(self) -> FoundForm:
-        forms = [form for form in CALL_FORMS if self._may_take(form)]
-        for accepts_features in (False, True):
-            for form in forms:
-                for length in self._trial_lengths():
-                    found = self._try(form, length, accepts_features=accepts_features)
-                    if found is not None:
-                        return self._with_lengths(found, length)
+        rows = [TRIAL_ROWS, 1]
+        if self.example_shape is not None:
+            rows.insert(1, self.example_shape[0])
+        for self.rows in rows:
+            for accepts_features in (False, True):
+                for form in CALL_FORMS:
+                    if self._may_take(form) and (found := self._try_lengths(form, accepts_features=accepts_features)):
+                        return found
         raise NoFormFound(self.module, self.attempts)
+
+    def _try_lengths(self, form: CallForm, *, accepts_features: bool) -> FoundForm | None:
+        for length in self._trial_lengths():
+            tried = len(self.attempts)
+            found = self._try(form, length, accepts_features=accepts_features)
+            if found is not None:
+                found = self._with_vocabulary(found, length)
+            if found is not None:
+                return self._with_target_form(self._with_rows(self._with_lengths(found, length)), length)
+            # what it gives at one length it gives at all
+            if len(self.attempts) > tried and not self.attempts[-1].raised:
+                return None
+        return None
+
+    def _with_vocabulary(self, found: FoundForm, length: int) -> FoundForm | None:
+        """The form with a vocabulary all of whose tokens it takes, or None."""
+        for vocabulary in sorted({found.vocabulary, min(found.vocabulary, found.width)}, reverse=True):
+            generator = torch.Generator().manual_seed(length)
+            tokens = torch.randint(vocabulary, (self.rows, length), generator=generator)
+            tokens[0, 0] = vocabulary - 1
+            try:
+                found.logits(self.module, tokens.to(self.device))
+            except Exception as error:
+                reason = f"tokens up to {vocabulary - 1} raise {one_line(error)}"
+                self.attempts.append(Attempt(found.form.name, length, reason))
+                continue
+            return replace(found, vocabulary=vocabulary)
+        return None
+
+    def _with_rows(self, found: FoundForm) -> FoundForm:
+        """The form with the numbers of rows that it takes."""
+
+        def runs(rows: int) -> bool:
+            tokens = torch.zeros(rows, length, dtype=torch.long, device=self.device)
+            try:
+                found.logits(self.module, tokens)
+            except Exception:
+                return False
+            return True
+
+        # short, so that many rows take no longer than the other trials
+        length = -(-max(found.min_length, 2) // found.length_multiple) * found.length_multiple
+        if runs(MOST_ROWS):
+            return found
+        most = self.rows
+        while most < MOST_ROWS and runs(most + 1):
+            most += 1
+        return replace(found, max_rows=most, fixed_rows=not runs(1))
+
+    def _with_target_form(self, found: FoundForm, length: int) -> FoundForm:
+        """The form with one that takes targets too, if the module names them."""
+        if found.form.takes_targets:
+            return replace(found, target_form=found.form)
+        if self._second_parameter() in TARGET_NAMES:
+            for form in CALL_FORMS:
+                if form.takes_targets:
+                    tried = self._try(form, length, accepts_features=False)
+                    if tried is not None and tried.width == found.width:
+                        return replace(found, target_form=form)
+        return found
+
+    def _second_parameter(self) -> str | None:
+        try:
+            return [*inspect.signature(self.module.forward).parameters, "", ""][1]
+        except (TypeError, ValueError):
+            return None
 
     def _may_take(self, form: CallForm) -> bool:
         """Whether the names of the parameters allow a form: a position is no target, and the other way around."""
@@ -331,7 +449,7 @@ class _FormSearch:
         takes_more = second is not None or takes_any
         if form.takes_targets:
             return takes_more and second not in POSITION_NAMES
-        if form.name == "f(x)":
+        if form.name == "f(x)" or form.last_alone:
             return True
         return takes_more and second not in TARGET_NAMES
 
@@ -340,6 +458,8 @@ class _FormSearch:
         if limit is None and self.named_length is not None:
             limit = self.named_length.value
         lengths = [length for length in TRIAL_LENGTHS if limit is None or length <= limit]
+        if self.example_shape is not None:
+            lengths.insert(0, self.example_shape[1])
         # some modules take sequences of their full length alone, or of more than half of it
         if limit is not None and limit <= LARGEST_TRIAL and limit not in lengths:
             lengths.append(limit)
@@ -353,14 +473,14 @@ class _FormSearch:
             with lookups:
                 tensors = run_form(form, self.module, tokens, targets)
         except Exception as error:
-            self.attempts.append(Attempt(form.name, length, one_line(error)))
+            self.attempts.append(Attempt(form.name, length, one_line(error), raised=True))
             return None
         vocabulary, reason = self._vocabulary(lookups.lookups, tokens)
         widths = self._widths(tensors, vocabulary, accepts_features=accepts_features)
-        logits = find_logits(tensors, TRIAL_ROWS, length, widths)
+        logits = find_logits(tensors, self.rows, length, widths)
         if logits is None:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors[:3]) or "no floating tensor"
-            self.attempts.append(Attempt(form.name, length, f"gives {shapes} for tokens {(TRIAL_ROWS, length)}"))
+            self.attempts.append(Attempt(form.name, length, f"gives {shapes} for tokens {(self.rows, length)}"))
             return None
         width = logits.shape[-1]
         if vocabulary is None:
@@ -373,7 +493,7 @@ class _FormSearch:
 
     def _tokens(self, length: int) -> Tensor:
         generator = torch.Generator().manual_seed(length)
-        tokens = torch.randint(2, (TRIAL_ROWS, length), generator=generator)
+        tokens = torch.randint(2, (self.rows, length), generator=generator)
         return tokens.to(self.device)
 
     def _vocabulary(self, lookups: Sequence[Lookup], tokens: Tensor) -> tuple[int | None, str]:
@@ -412,7 +532,7 @@ class _FormSearch:
         if self.given_length is not None:
             limit: int | None = self.given_length
             reason = "as given"
-        elif self.named_length is not None and self.named_length.value >= length:
+        elif self.named_length is not None and self._takes_named_length(found, multiple):
             limit = self.named_length.value
             reason = f"`{self.named_length.name}`"
         else:
@@ -428,6 +548,21 @@ class _FormSearch:
             length_multiple=multiple,
             lengths_refused=tuple(sorted(set(refused))),
         )
+
+    def _takes_named_length(self, found: FoundForm, multiple: int) -> bool:
+        """Whether the module takes as many tokens as its attribute says: some of them count other things."""
+        assert self.named_length is not None
+        size = min(self.named_length.value, LARGEST_TRIAL) // multiple * multiple
+        if size < found.min_length:
+            return False
+        # one row first, because this may be the longest call of all
+        for rows in dict.fromkeys((1, self.rows)):
+            try:
+                found.logits(self.module, torch.zeros(rows, size, dtype=torch.long, device=self.device))
+            except Exception:
+                continue
+            return True
+        return False
 
     def _limit_by_trial(
         self, found: FoundForm, runs: Callable[[int], bool], length: int, multiple: int
@@ -470,7 +605,7 @@ def _receives(ids: Tensor, tokens: Tensor) -> bool:
     """Whether a table was looked up by these tokens, in any arrangement of rows and columns."""
     if ids.numel() != tokens.numel():
         # one token at a time, or with a token before the first: the ids are still 0 and 1 in one of the rows
-        return bool(ids.numel()) and ids.ndim == 2 and ids.shape[0] == TRIAL_ROWS and _begins_with(ids, tokens)
+        return bool(ids.numel()) and ids.ndim == 2 and ids.shape[0] == tokens.shape[0] and _begins_with(ids, tokens)
     if ids.shape == tokens.shape:
         return torch.equal(ids, tokens)
     return torch.equal(ids.flatten(), tokens.flatten()) or torch.equal(ids.flatten(), tokens.mT.flatten())

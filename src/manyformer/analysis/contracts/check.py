@@ -1,5 +1,6 @@
 """`check`: run the contracts that a model promises and report the results."""
 
+import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
@@ -16,7 +17,7 @@ from manyformer.analysis.contracts import (
     training_contracts,
 )
 from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow, ContractVerdict
-from manyformer.analysis.contracts.found_subject import HOW_TO_SAY, FoundSubject
+from manyformer.analysis.contracts.found_subject import HOW_TO_SAY, ExportedModule, FoundSubject, is_exported
 from manyformer.analysis.contracts.hugging_face import HuggingFace, is_hugging_face
 from manyformer.analysis.contracts.isolation import (
     in_dtype,
@@ -24,6 +25,7 @@ from manyformer.analysis.contracts.isolation import (
     restoring_model_and_rng,
     working_dtype,
 )
+from manyformer.analysis.contracts.leak_search import PlaceFinder
 from manyformer.analysis.contracts.subject import (
     Adapter,
     AdapterSubject,
@@ -31,11 +33,11 @@ from manyformer.analysis.contracts.subject import (
     Untestable,
     seed_everything,
 )
-from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
+from manyformer.analysis.contracts.trial import FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
 from manyformer.base.errors import UserError, suggest_names
 
 # without repeatable outputs nothing can be compared, so that these two are the first
-_FIRST = (equivalence_contracts.repeatable, equivalence_contracts.traceless)
+_FIRST = (equivalence_contracts.repeatable, equivalence_contracts.seed, equivalence_contracts.traceless)
 _MODULES = (causality_contracts, decoding_contracts, row_contracts, training_contracts, equivalence_contracts)
 
 CONTRACTS = {
@@ -84,6 +86,7 @@ def check(
     selected = _select_contracts(only, skip)
     lengths = _choose_lengths(subject, length)
     rows: list[ContractRow] = []
+    places = PlaceFinder()
     # without gradients, as most contracts compare outputs alone; those that need them switch them on themselves
     with restoring_model_and_rng(subject.module), subject.session(), torch.no_grad():
         subject.seed = seed
@@ -91,12 +94,12 @@ def check(
             if contract.name in selected:
                 row = _row_without_run(contract, subject, rows)
                 if row is None:
-                    row = _run_contract(contract, subject, lengths, seed, compiler)
+                    row = _run_contract(contract, subject, lengths, seed, compiler, places)
                 elif row.verdict == "not promised" and contract.name in subject.measured_anyway:
                     # the number is worth knowing, but a failure is none: the model promises nothing here
-                    measured = _run_contract(contract, subject, lengths, seed, compiler)
+                    measured = _run_contract(contract, subject, lengths, seed, compiler, places)
                     sentence = f"{row.sentence}; measured: {measured.sentence}"
-                    row = measured._replace(verdict=row.verdict, sentence=sentence)
+                    row = measured._replace(verdict=row.verdict, sentence=sentence, place=None)
                 rows.append(row)
                 if on_row is not None:
                     on_row(row)
@@ -107,8 +110,7 @@ def find_subject(model: nn.Module | Adapter | Subject, options: Mapping[str, Any
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
     subject = _known_subject(model)
     if subject is None:
-        assert isinstance(model, nn.Module)
-        return FoundSubject(model, **options)
+        return FoundSubject(ExportedModule(model) if is_exported(model) else model, **options)  # type: ignore[arg-type]
     given = [name for name, value in options.items() if value is not None and value is not True]
     if given:
         raise UserError(f"{', '.join(given)} is for a module of which nothing is known; {subject.name} says it itself")
@@ -123,7 +125,7 @@ def _known_subject(model: nn.Module | Adapter | Subject) -> Subject | None:
         return AdapterSubject(model)
     if is_hugging_face(model):
         return HuggingFace(model)
-    if isinstance(model, nn.Module):
+    if isinstance(model, nn.Module) or is_exported(model):
         return None
     raise UserError(f"{type(model).__name__} is neither a module nor a name: mf.check({HOW_TO_SAY})")
 
@@ -182,34 +184,70 @@ def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRo
 
 
 def _run_contract(
-    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend
+    contract: Contract, subject: Subject, lengths: CheckLengths, seed: int, compiler: Backend, places: PlaceFinder
 ) -> ContractRow:
-    exact = contract.exact and subject.exact
+    """The row of a contract, run in float64 if the contract and the subject allow it."""
+    if contract.exact and subject.exact:
+        row = _run_in_precision(contract, subject, lengths, seed, compiler, places, exact=True)
+        # to compute in float64 is the check's wish: what float64 alone raises is no fault of a stranger's model
+        if row is not None:
+            return row
+    row = _run_in_precision(contract, subject, lengths, seed, compiler, places, exact=False)
+    assert row is not None
+    return row
+
+
+def _run_in_precision(
+    contract: Contract,
+    subject: Subject,
+    lengths: CheckLengths,
+    seed: int,
+    compiler: Backend,
+    places: PlaceFinder,
+    *,
+    exact: bool,
+) -> ContractRow | None:
+    """The row of a contract; None if a model raises in float64 and may be tried in float32."""
     # each contract draws from a generator of its own: with `only` it sees the same inputs as in a whole check
     generator = torch.Generator().manual_seed(seed)
-    allowed = FLOAT64_TOLERANCE if exact else FLOAT32_TOLERANCE
     trial = ContractTrial(
         subject,
         generator,
         length=lengths.steps,
         long_length=lengths.long,
         probe_length=lengths.probe,
-        tolerance=allowed,
+        tolerance=FLOAT64_TOLERANCE if exact else subject.float32_tolerance,
         backend=compiler,
     )
     seed_everything(seed)
     try:
         with restoring_attributes(subject.module), in_dtype(subject.module, working_dtype(subject.module, exact=exact)):
             finding = contract.run(trial)
+        place = None
+        if not finding.passed:
+            with restoring_attributes(subject.module):
+                place = places.find(contract, trial, finding.evidence)
     except Untestable as error:
         return ContractRow(contract.name, "not run", f"not run: {error}")
     # whatever a model raises is a finding about it; the other contracts are still worth running
     except Exception as error:
+        if exact and not subject.runs_every_input:
+            return None
         # messages of compilers span pages, and a row of the table is one line
         message = re.sub(r"\s+", " ", str(error)).strip()
         sentence = f"raised {type(error).__name__}: {message[:300]}"
-        if not subject.runs_every_input:
-            return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
-        return ContractRow(contract.name, "failed", sentence)
+        if subject.runs_every_input or contract.name in subject.must_run:
+            return ContractRow(contract.name, "failed", sentence)
+        return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
     verdict: ContractVerdict = "passed" if finding.passed else "failed"
-    return ContractRow(contract.name, verdict, finding.sentence, finding.measured, finding.tolerance)
+    sentence = finding.sentence
+    # logits that are not finite are no matter of precision
+    if verdict == "failed" and contract.name in subject.notes and not _is_nan(finding.measured):
+        verdict = "not promised"
+        place = None
+        sentence = f"not promised: {subject.notes[contract.name]}; measured: {sentence}"
+    return ContractRow(contract.name, verdict, sentence, finding.measured, finding.tolerance, place)
+
+
+def _is_nan(number: float | None) -> bool:
+    return number is not None and math.isnan(number)

@@ -10,10 +10,26 @@ from torch import Tensor, nn
 
 from manyformer.analysis.contracts.cache_forms import FoundCache, find_cache
 from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, find_form
-from manyformer.analysis.contracts.isolation import perturbing_constants, restoring_model_and_rng, restoring_tensors
-from manyformer.analysis.contracts.subject import Subject, SubjectOutput, Untestable, find_opaque
+from manyformer.analysis.contracts.isolation import (
+    constant_parameters,
+    perturbing_constants,
+    restoring_model_and_rng,
+    restoring_tensors,
+)
+from manyformer.analysis.contracts.rounding import has_float64_twin, rounding_tolerance
+from manyformer.analysis.contracts.subject import (
+    FLOAT32_TOLERANCE,
+    Subject,
+    SubjectOutput,
+    Untestable,
+    find_opaque,
+    seed_everything,
+)
 from manyformer.base.errors import UserError
 from manyformer.nn.model_inputs import Inputs, State, tree_map
+
+EXAMPLE_LENGTH = 32
+"""The length of the sequence that shows how a module rounds."""
 
 DEFAULT_LENGTH = 64
 """The length of sequences, unless another is given; causality is tested at the model's limit too."""
@@ -27,10 +43,53 @@ NOT_PROMISED = {
     "loss": "its loss is its own",
     "saving": "how it is saved is not known",
     "spec": "it was not built from a recipe",
-    "gradients": "some parameters may be for other uses than these logits",
 }
 
+NOTES = {
+    "gradients": "some parameters may be for other uses than these logits",
+    "float64": "precision is no promise",
+    "bfloat16": "precision is no promise",
+    "float16": "precision is no promise",
+    "compile": "what torch compiles is no promise",
+}
+"""Contracts that say something about a stranger's module, which it does not promise: a failure is told, but none."""
+
+ONE_MODE = "an exported program has one mode"
+LAST_ALONE = "it gives the logits of the last token alone, so that no later token is ever passed"
+
+MAX_NAMES = 3
+"""The number of perturbed parameters that are named."""
+
 HOW_TO_SAY = "Adapter(logits=lambda tokens: net(tokens), vocab=256, module=net)"
+
+
+class ExportedModule(nn.Module):
+    """A program of `torch.export` as a module; `example_shape` are the rows and tokens that it was exported with.
+
+    The program's own module has one mode and raises if another is set, so that it is no submodule here.
+    """
+
+    def __init__(self, program: Any) -> None:
+        super().__init__()
+        graph = program.module()
+        self.__dict__["graph"] = graph
+        for name, weight in graph.named_parameters():
+            self.register_parameter(name.replace(".", "_"), weight)
+        for name, buffer in graph.named_buffers():
+            self.register_buffer(name.replace(".", "_"), buffer)
+        inputs = program.example_inputs
+        tokens = inputs[0][0] if inputs and inputs[0] else None
+        if isinstance(tokens, Tensor) and tokens.ndim == 2:
+            self.example_shape = tuple(tokens.shape)
+
+    def forward(self, *inputs: Any) -> Any:
+        """What the program gives."""
+        return self.graph(*inputs)
+
+
+def is_exported(model: object) -> bool:
+    """Whether `model` is a program of `torch.export`, which is not imported for that."""
+    return type(model).__name__ == "ExportedProgram" and callable(getattr(model, "module", None))
 
 
 @final
@@ -51,7 +110,9 @@ class FoundSubject(Subject):
     """
 
     runs_every_input = False
-    measured_anyway = frozenset({"gradients"})
+    must_run = frozenset({"cached"})
+    notes = NOTES
+    bits_decide = False
     default_length = DEFAULT_LENGTH
 
     def __init__(
@@ -59,43 +120,67 @@ class FoundSubject(Subject):
     ) -> None:
         self.module = module
         self.name = type(module).__name__
+        self.perturbed = tuple(constant_parameters(module))
         tensors = [*module.parameters(), *module.buffers()]
         self.device = tensors[0].device if tensors else torch.device("cpu")
         # zeros hide what a module computes: without them, every form of a cache would seem right
-        with restoring_model_and_rng(module), self.session():
+        with restoring_model_and_rng(module), self.session(), torch.no_grad():
             try:
                 self.found: FoundForm = find_form(module, vocabulary=vocabulary, max_length=max_length)
             except NoFormFound as error:
                 raise UserError(f"{error}; say how it is called: mf.check({HOW_TO_SAY})") from None
+            self.max_length = self.found.max_length
+            self.min_length = self.found.min_length
+            self.length_multiple = self.found.length_multiple
+            self.token_ids = torch.arange(self.found.vocabulary, device=self.device)
             self.cache: FoundCache | str = find_cache(module, self.found)
             self.row_axes = _row_axes(self)
-        self.max_length = self.found.max_length
-        self.min_length = self.found.min_length
-        self.length_multiple = self.found.length_multiple
-        self.token_ids = torch.arange(self.found.vocabulary, device=self.device)
+            self.exact = has_float64_twin(module, self._example)
+            self.float64_decides = self.exact
+            self.float32_tolerance = rounding_tolerance(module, self._example, least=FLOAT32_TOLERANCE)
         self.chunked = not isinstance(self.cache, str) and not self.cache.form.takes_prefix
-        reasons = {
-            "causal": None if causal else "causal=False was given",
-            "incremental_decoding": self.cache if isinstance(self.cache, str) else None,
-            "beams": self.row_axes if isinstance(self.row_axes, str) else None,
-        }
-        self.not_promised = NOT_PROMISED | {name: reason for name, reason in reasons.items() if reason is not None}
+        self.not_promised = NOT_PROMISED | self._reasons(causal=causal)
+
+    def _example(self) -> Tensor:
+        """The logits of a short row, which show how the module rounds."""
+        length = -(-max(EXAMPLE_LENGTH, self.min_length) // self.length_multiple) * self.length_multiple
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(len(self.token_ids), (1, length), generator=generator)
+        return self(Inputs(tokens.to(self.device))).logits
+
+    def _reasons(self, *, causal: bool) -> dict[str, str]:
+        """Why this module does not promise what other modules do."""
+        reasons = {}
+        if not causal:
+            reasons["causal"] = "causal=False was given"
+        elif self.found.form.last_alone:
+            reasons["causal"] = LAST_ALONE
+        if self.found.target_form is None:
+            reasons["targets"] = "its form of call takes no targets"
+        if isinstance(self.cache, str):
+            reasons["incremental_decoding"] = self.cache
+        if isinstance(self.row_axes, str):
+            reasons["beams"] = self.row_axes
+        if isinstance(self.module, ExportedModule):
+            reasons |= {"causal-training": ONE_MODE, "batch-training": ONE_MODE}
+        return reasons
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was assumed of the module, as a person reads it, and how to say otherwise."""
         form, vocabulary, lengths = self.found.describe()
+        checked = "checked as causal"
         if "causal" in self.not_promised:
-            causal = "not checked as causal"
-        else:
-            causal = "checked as causal"
-        cache = self.cache if isinstance(self.cache, str) else f"decodes as {self.cache.form.name}"
-        return (
-            f"{form}; {causal}",
-            f"{vocabulary}; {lengths}",
-            cache,
-            f"to say otherwise: vocabulary=, max_length=, causal=False, or {HOW_TO_SAY}",
-        )
+            checked = f"not checked as causal ({self.not_promised['causal']})"
+        decodes = self.cache if isinstance(self.cache, str) else f"decodes as {self.cache.form.name}"
+        sentences = [f"{form}; {checked}", f"{vocabulary}; {lengths}", decodes]
+        if self.perturbed:
+            names = ", ".join(self.perturbed[:MAX_NAMES])
+            omitted = len(self.perturbed) - MAX_NAMES
+            more = f" and {omitted} more" if omitted > 0 else ""
+            sentences.append(f"parameters of zeros or one constant are perturbed for the check: {names}{more}")
+        sentences.append(f"to say otherwise: vocabulary=, max_length=, causal=False, or {HOW_TO_SAY}")
+        return tuple(sentences)
 
     @contextmanager
     def session(self) -> Iterator[None]:
@@ -112,6 +197,12 @@ class FoundSubject(Subject):
         tokens = torch.cat([state.tokens, inputs.tokens], dim=1)
         logits, value = self.cache.step(tokens, inputs.tokens.shape[1], state.value)
         return SubjectOutput(logits, DecodingState(tokens, value))
+
+    def logits_with_targets(self, inputs: Inputs, targets: Tensor) -> Tensor:
+        """The logits of a call, with a fixed seed, that gives the module its targets as well."""
+        assert self.module is not None
+        seed_everything(self.seed)
+        return self.found.logits(self.module, inputs.tokens, targets)
 
     def init_state(self, inputs: Inputs, *, capacity: int | None = None) -> State:
         assert isinstance(self.cache, FoundCache)

@@ -16,7 +16,7 @@ from manyformer.base.libraries import reload_model, silence_transformers
 from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
 
 if TYPE_CHECKING:
-    from jaxtyping import Bool, Float
+    from jaxtyping import Bool, Float, Int
 
 
 class HFState(NamedTuple):
@@ -62,6 +62,7 @@ class HuggingFace(Subject):
     """
 
     runs_every_input = False
+    labels: Int[Tensor, "b l"] | None = None
 
     def __init__(self, module: nn.Module) -> None:
         config: Any = module.config
@@ -95,11 +96,19 @@ class HuggingFace(Subject):
             "padding-left": not counts_columns or "it numbers positions by column and takes no position ids",
             "causal": _is_causal(config, generates=generates),
             "cross_attention": self.takes_source or "it reads one sequence only",
+            "targets": "labels" in self.forward_parameters or "its forward takes no labels",
         }
         if self.takes_source:
             reasons["padding-left"] = "decoders of Hugging Face models are padded on the right only"
         reasons["padding-state"] = reasons["padding-left"]
         self.not_promised = NOT_PROMISED | {name: reason for name, reason in reasons.items() if isinstance(reason, str)}
+
+    def logits_with_targets(self, inputs: Inputs, targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l v"]:
+        self.labels = targets
+        try:
+            return self(inputs).logits
+        finally:
+            self.labels = None
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         assert self.module is not None
@@ -138,6 +147,8 @@ class HuggingFace(Subject):
         # encoders do not take it, and some refuse unknown arguments
         if "use_cache" not in self.forward_parameters:
             del arguments["use_cache"]
+        if self.labels is not None:
+            arguments["labels"] = self.labels
         out = self.module(**arguments)
         # a bare encoder or a classifier of sequences
         if getattr(out, "logits", None) is None or out.logits.ndim != 3 or out.logits.shape[1] != length:

@@ -3,7 +3,7 @@
 import math
 import random
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -61,6 +61,9 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
     """
     saved: list[tuple[nn.Module, dict[str, Any]]] = []
     for submodule in () if module is None else list(module.modules()):
+        # a scripted module keeps its attributes outside of Python
+        if isinstance(submodule, torch.jit.ScriptModule):
+            continue
         # dictionaries of parameters, buffers and submodules are copied
         # only these tables are changed in place; other values are replaced, and the old objects are put back
         attributes = {n: v.copy() if n in COPIED_TABLES else v for n, v in vars(submodule).items()}
@@ -76,7 +79,13 @@ def restoring_attributes(module: nn.Module | None) -> Iterator[None]:
 @contextmanager
 def restoring_buffers(module: nn.Module) -> Iterator[None]:
     """On exit restore the values of all tensors that a call in training mode may change: those without gradients."""
-    tensors = [*module.buffers(), *(weight for weight in module.parameters() if not weight.requires_grad)]
+    with restoring_values([*module.buffers(), *(w for w in module.parameters() if not w.requires_grad)]):
+        yield
+
+
+@contextmanager
+def restoring_values(tensors: Sequence[Tensor]) -> Iterator[None]:
+    """On exit restore the values of all tensors."""
     values = [tensor.detach().clone() for tensor in tensors]
     try:
         yield

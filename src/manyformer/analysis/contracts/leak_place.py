@@ -5,7 +5,7 @@ import textwrap
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple, final
 
-LeakKind = Literal["later tokens", "length", "other rows", "targets", "cache", "padding"]
+LeakKind = Literal["later tokens", "length", "other rows", "targets", "cache", "padding", "packing", "random numbers"]
 """What an output depends on although it should not."""
 
 
@@ -19,19 +19,25 @@ class MatrixCell(NamedTuple):
 @final
 @dataclass(frozen=True)
 class DependenceMatrix:
-    """Which outputs change if a token is exchanged: `rows[i][j]` for output i and token j.
+    """Which outputs change if a token is exchanged: `rows[i][j]` for output i and token j, counted from `start`.
 
     A row and a column stand for `bin_size` neighboring positions if the sequence is long.
     """
 
     rows: tuple[tuple[bool, ...], ...]
+    start: int = 0
     bin_size: int = 1
 
     @property
     def leaks(self) -> tuple[MatrixCell, ...]:
         """The cells of outputs that depend on a later token."""
         size = len(self.rows)
-        return tuple(MatrixCell(i, j) for i in range(size) for j in range(i + 1, size) if self.rows[i][j])
+        cells = ((i, j) for i in range(size) for j in range(i + 1, size) if self.rows[i][j])
+        return tuple(MatrixCell(self.position(i), self.position(j)) for i, j in cells)
+
+    def position(self, index: int) -> int:
+        """The first position that a row or a column stands for."""
+        return self.start + index * self.bin_size
 
 
 @final
@@ -92,43 +98,40 @@ class LeakPlace:
 
     @property
     def layers_told(self) -> str | None:
-        """Which of the submodules of this class are concerned, or None if it is the only one."""
+        """In how many submodules of this class a change enters, or None if there is only one of them."""
         if self.layer_count < 2 or not self.layers:
             return None
-        if len(self.layers) >= self.layer_count:
-            return f"in all {self.layer_count} modules of this class"
-        if len(self.layers) == 1:
-            return f"only in {self.layers[0]}, of {self.layer_count} modules of this class"
-        shown = ", ".join(self.layers[:4]) + (", ..." if len(self.layers) > 4 else "")
-        return f"in {len(self.layers)} of {self.layer_count} modules of this class: {shown}"
+        if len(self.layers) == self.layer_count:
+            return f"in all {self.layer_count} {self.module_class}"
+        return f"in {len(self.layers)} of {self.layer_count} {self.module_class}"
 
     @property
     def what(self) -> str:
         """The positions and the size of the change in one line."""
         if self.output is None:
             return f"an output depends on {self.kind}"
-        cause = self.kind
-        if self.kind == "later tokens" and self.token is not None:
-            cause = f"token {self.token}"
         size = ""
         if self.size is not None:
             size = f" by {_short(self.size)}"
         if self.relative_size is not None:
-            size = f"{size} ({_short(self.relative_size)} of the largest)"
-        row = "" if self.row is None else f"row {self.row}, "
-        length = "" if self.length is None else f", {self.length} tokens"
-        mode = ", training mode" if self.training else ""
-        return f"{row}output {self.output} changes with {cause}{size}{length}{mode}"
+            size = f"{size} ({_short(self.relative_size)} relative)"
+        told = {
+            "later tokens": f"output {self.output} changes with token {self.token}{size}, {self.length} tokens",
+            "length": f"output {self.output} of {self.token} tokens changes{size} if {self.length} are given",
+            "other rows": f"row {self.row}, output {self.output} changes with other rows{size}",
+            "targets": f"output {self.output} changes with the targets{size}",
+            "cache": f"output {self.output}, a step from a cache, differs from one pass{size}",
+            "padding": f"row {self.row}, output {self.output} changes with the padding{size}",
+            "packing": f"output {self.output} changes with the documents in its row{size}",
+            "random numbers": f"output {self.output} changes with the seed{size}",
+        }[self.kind]
+        return f"{told}, training" if self.training else told
 
     def lines(self, width: int = 80) -> list[str]:
         """The place for a table of text: two or three lines of at most `width` characters."""
-        where = self.where
-        if self.layers_told is not None:
-            where = f"{where}, {self.layers_told}"
-        told = [self.what, where]
-        if self.statement is not None:
-            told.append(self.statement)
-        return [textwrap.shorten(line, width, placeholder=" ...") if " " in line else line[:width] for line in told]
+        details = [text for text in (self.statement, self.layers_told) if text is not None]
+        told = [self.what, self.where, "; ".join(details)]
+        return [shortened(line, width) for line in told if line]
 
     def snippet(self) -> str:
         """Python that shows the leak of `logits`, a function from tokens (b, l) to logits; empty for other kinds."""
@@ -158,7 +161,7 @@ class LeakPlace:
                 record[key] = str(record[key])
         if self.matrix is not None:
             rows = ["".join("1" if cell else "0" for cell in row) for row in self.matrix.rows]
-            record["matrix"] = {"rows": rows, "bin_size": self.matrix.bin_size}
+            record["matrix"] = {"rows": rows, "start": self.matrix.start, "bin_size": self.matrix.bin_size}
         return record | {"where": self.where, "what": self.what, "snippet": self.snippet()}
 
 
@@ -169,6 +172,14 @@ def _tensor_lines(name: str, rows: tuple[tuple[int, ...], ...]) -> list[str]:
         row[-1] += ","
         lines += [f"        {line}" for line in row]
     return [*lines, "    ]", ")"]
+
+
+def shortened(line: str, width: int) -> str:
+    """The line in at most `width` characters, the middle left out: a file and a statement are both worth seeing."""
+    if len(line) <= width:
+        return line
+    head = (width - 5) * 2 // 3
+    return f"{line[:head]} ... {line[len(line) - (width - 5 - head) :]}"
 
 
 def _short(value: float) -> str:

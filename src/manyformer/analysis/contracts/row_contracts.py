@@ -23,6 +23,7 @@ from manyformer.analysis.contracts.trial import (
 from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs
 
 BATCH_ROWS = 4
+LARGER_BATCH = 7
 
 PACKED_ROWS = ((RowItem(0), RowItem(1), RowItem(2)), (RowItem(3, 2), RowItem(4), RowItem(5, 1)))
 
@@ -127,12 +128,27 @@ def padding_ragged(trial: ContractTrial) -> ContractFinding:
 
 @contract("batch", "a row alone == the row in a batch", exact=True)
 def batch(trial: ContractTrial) -> ContractFinding:
-    """Compare each row alone with the same row in a batch."""
-    inputs = trial.draw(BATCH_ROWS, trial.length)
+    """Compare each row alone with the same row in a batch, in a larger one, and in one whose other rows differ."""
+    rows = trial.draw(LARGER_BATCH, trial.length)
+    inputs = rows.rows(range(BATCH_ROWS))
     batched = trial.subject(inputs).logits
     for row in range(BATCH_ROWS):
         trial.compare(batched[row], trial.subject(inputs.rows([row])).logits[0], f"row {row} of {BATCH_ROWS}")
+    # what experts have room for grows with the rows and is shared among them
+    trial.compare(trial.subject(rows).logits[:BATCH_ROWS], batched, f"{BATCH_ROWS} of {LARGER_BATCH} rows")
+    last = BATCH_ROWS - 1
+    others = trial.subject(rows.rows([4, 5, 6, last])).logits
+    trial.compare(others[last], batched[last], f"row {last} of {BATCH_ROWS}, the others exchanged")
+    crowded = trial.subject(_crowd(trial, inputs, last)).logits
+    trial.compare(crowded[last], batched[last], f"row {last} of {BATCH_ROWS}, the others full of one of its tokens")
     return trial.finding("each row alone gives the same as in a batch")
+
+
+def _crowd(trial: ContractTrial, inputs: Inputs, row: int) -> Inputs:
+    """The inputs with one token of a row all over the others: it crowds out its like where experts lack room."""
+    tokens = inputs.tokens[row, trial.random_int(inputs.tokens.shape[1])].expand_as(inputs.tokens).clone()
+    tokens[row] = inputs.tokens[row]
+    return inputs._replace(tokens=tokens)
 
 
 @contract("batch-training", "in training mode, a row does not depend on the others", needs=("module",), exact=True)
@@ -150,6 +166,11 @@ def batch_training(trial: ContractTrial) -> ContractFinding:
         for row in rows:
             mixed = both.rows([index if index == row else index + BATCH_ROWS for index in rows])
             trial.compare(forward(mixed)[row], expected[row], f"row {row} of {BATCH_ROWS}, the others exchanged")
+        last = BATCH_ROWS - 1
+        crowded = forward(_crowd(trial, inputs, last))
+        trial.compare(
+            crowded[last], expected[last], f"row {last} of {BATCH_ROWS}, the others full of one of its tokens"
+        )
     return trial.finding("in training mode, exchanged rows change no other row")
 
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final
 
 import numpy as np
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
     LogitsArray = Float[Tensor, "b l v"]
     TokenIdsArray = Int[Tensor, "b l"]
+
+FLOAT32_TOLERANCE = 2e-5
+"""The largest difference of equal results in float32, relative to the logits."""
 
 PaddingSide = Literal["left", "right"]
 
@@ -57,9 +61,12 @@ class Subject(ABC):
 
     `not_promised` maps names of contracts, or of promises that contracts need, to the reasons why the model does not
     make them; such contracts are never reported as passed. `token_ids` are the tokens to draw from. `exact` allows the
-    whole model to be converted to float64, so that rounding cannot hide a defect. `measured_anyway` are contracts that
-    are measured even if they are not promised, because the number shows how far the model is from keeping them.
-    Without `runs_every_input`, a contract in which the model raises an exception is not run instead of failed.
+    whole model to be converted to float64, so that rounding cannot hide a defect. Without `bits_decide`, equal
+    operators may round differently, as those of a Fourier transform do; without `float64_decides`, a model computes in
+    fewer bits inside, so that `float32_tolerance` tells rounding from a leak. `measured_anyway` are contracts that are
+    measured even if they are not promised, because the number shows how far the model is from keeping them. Without
+    `runs_every_input`, a contract in which the model raises an exception is not run instead of failed, unless it is
+    one of `must_run`. `notes` maps contracts, whose failures are told but are none, to the reasons.
     `default_length` is the length of all sequences if none is given, besides a few that show leaks beyond it.
     `assumptions` are sentences about what was found out about the model instead of being told."""
 
@@ -76,8 +83,13 @@ class Subject(ABC):
     takes_source: bool = False
     per_token: bool = True
     exact: bool = False
+    bits_decide: bool = True
+    float64_decides: bool = True
+    float32_tolerance: float = FLOAT32_TOLERANCE
     chunked: bool = True
     runs_every_input: bool = True
+    must_run: frozenset[str] = frozenset()
+    notes: Mapping[str, str] = MappingProxyType({})
     source_sides: tuple[PaddingSide, ...] = ("left", "right")
 
     spec: Any = None
@@ -147,6 +159,14 @@ class Subject(ABC):
         The loss is averaged over `smoothing_steps`."""
         raise NotImplementedError
 
+    def build_anew(self) -> "Subject | None":
+        """A subject of the same model with new random weights, or None if nobody knows how it was built."""
+        return None
+
+    def logits_with_targets(self, inputs: Inputs, targets: Int[Tensor, "b l"]) -> Float[Tensor, "b l v"]:
+        """The logits of a call, with a fixed seed, that gives the model its targets as well."""
+        raise NotImplementedError
+
 
 def seed_everything(seed: int) -> None:
     """Seed the random generators of torch, NumPy and Python, all of which released models use."""
@@ -193,6 +213,7 @@ NOT_PROMISED = {
     "capacity": "an adapter has no preallocated state",
     "rewind": "an adapter's state may change in place",
     "loss": "an adapter has no loss",
+    "targets": "an adapter takes no targets",
     "saving": "an adapter cannot save",
     "spec": "it was not built from a recipe",
 }

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from manyformer.analysis.contracts.isolation import restoring_attributes, restoring_buffers, training_mode
-from manyformer.analysis.contracts.subject import Untestable
-from manyformer.analysis.contracts.trial import FLOAT32_TOLERANCE, FLOAT64_TOLERANCE, ContractTrial
+from manyformer.analysis.contracts.subject import FLOAT32_TOLERANCE, Untestable
+from manyformer.analysis.contracts.trial import FLOAT64_TOLERANCE, ContractTrial
 from manyformer.nn.model_inputs import Inputs
 from manyformer.nn.runtime.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.nn.runtime.training_hooks import run_post_step_updates
@@ -30,6 +30,9 @@ MAX_ROWS = 32
 MAX_SCORES = 1 << 22
 MAX_LOGITS = 1 << 24
 """The largest number of rows in a batch of exchanges, of pairs of tokens and of logits in it."""
+
+SMALL_TEST = 256
+"""The number of tokens of all exchanged rows up to which they fit in memory whatever the vocabulary is."""
 
 
 class Exchange(NamedTuple):
@@ -46,17 +49,19 @@ class Exchange(NamedTuple):
 
 
 class ExchangeTest(NamedTuple):
-    """Inputs of one row, and the exchanges of its tokens to test."""
+    """Inputs of one row, and the exchanges of its tokens to test; with `may_raise` the model may refuse the length."""
 
     inputs: Inputs
     exchanges: Sequence[Exchange]
+    may_raise: bool = False
 
 
 class Leak(NamedTuple):
     """The largest change of outputs before an exchange (`size`), its bound, and the exchange that went beyond it.
 
-    `scale` is the largest logit, `effect` the largest change of the exchanged tokens' outputs and of later ones, and
-    `first_output` the first output that changed by more than is allowed.
+    `scale` is the largest logit, `effect` the largest change of the exchanged tokens' outputs and of later ones,
+    `first_output` the first output that changed by more than is allowed, and `refused` the lengths at which the model
+    raised.
     """
 
     inputs: Inputs
@@ -67,6 +72,7 @@ class Leak(NamedTuple):
     effect: float = 0.0
     first_output: int = 0
     exchange: Exchange | None = None
+    refused: tuple[int, ...] = ()
 
     def exchanged_inputs(self) -> Inputs:
         """The inputs after the exchange."""
@@ -83,17 +89,35 @@ def measure_leaks(forward: Forward, tests: Iterable[ExchangeTest], *, tolerance:
     of a batch without exchanges: the same operators run on the same shapes, so that rounding is the same.
     """
     leaks: list[Leak] = []
+    refused: list[int] = []
     for test in tests:
-        leaks.append(_measure_leak(forward, test, tolerance))
-        if leaks[-1].exchange is not None:
-            return leaks[-1]
+        try:
+            leak = _measure_leak(forward, test, tolerance)
+        # models raise whatever they like at a length that they do not take
+        except Exception:
+            if not test.may_raise:
+                raise
+            refused.append(test.inputs.tokens.shape[1])
+            continue
+        if leak.exchange is not None:
+            return leak
+        leaks.append(leak)
     largest = max(leaks, key=lambda leak: leak.size)
-    return largest._replace(effect=max(leak.effect for leak in leaks))
+    return largest._replace(effect=max(leak.effect for leak in leaks), refused=tuple(refused))
 
 
 def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None) -> Leak:
-    # one row first: its logits decide the bound and how many rows fit in memory
-    logits = forward(test.inputs)
+    rows = len(test.exchanges)
+    if rows * test.inputs.tokens.shape[1] <= SMALL_TEST:
+        logits = forward(test.inputs.rows([0] * rows))
+    else:
+        # one row first: its logits decide how many rows fit in memory
+        logits = forward(test.inputs)
+        # scores of dense attention grow with the square of the length, logits with the vocabulary
+        most = max(min(MAX_ROWS, MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel()), 1)
+        # batches of one size, the last one nearly full
+        rows = math.ceil(rows / math.ceil(rows / most))
+        logits = forward(test.inputs.rows([0] * rows))
     if tolerance is None:
         if logits.dtype == torch.float64:
             tolerance = FLOAT64_TOLERANCE
@@ -101,24 +125,22 @@ def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None)
             tolerance = FLOAT32_TOLERANCE
     scale = float(logits.abs().max())
     leak = Leak(test.inputs, logits.dtype, scale, tolerance * scale)
-    # scores of dense attention grow with the square of the length, logits with the vocabulary
-    rows = min(MAX_ROWS, len(test.exchanges), MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel())
     try:
-        return _measure_in_batches(forward, test, leak, max(rows, 1))
+        return _measure_in_batches(forward, test, leak, logits)
     # kernels may group the rows of a batch, as those of experts do; then each exchange runs alone
     except RowsInteract:
-        return _measure_in_batches(forward, test, leak, 1)
+        return _measure_in_batches(forward, test, leak, forward(test.inputs))
 
 
 class RowsInteract(Exception):
     """Raised if a row of a batch changes because of another row's exchange, which is no leak of the future."""
 
 
-def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, rows: int) -> Leak:
-    """Measure the exchanges in batches of exactly `rows` rows, one in each row."""
+def _measure_in_batches(forward: Forward, test: ExchangeTest, leak: Leak, expected: Float[Tensor, "b l v"]) -> Leak:
+    """Measure the exchanges in batches of as many rows as `expected`, their logits without one; one in each row."""
+    rows = expected.shape[0]
     inputs = test.inputs.rows([0] * rows)
     no_leak = leak
-    expected = forward(inputs)
 
     def changes_of(exchanges: Mapping[int, Exchange]) -> Float[Tensor, "b l"]:
         tokens = inputs.tokens.clone()
@@ -161,10 +183,11 @@ def is_larger_leak(new: float, old: float) -> bool:
 
 
 class OperatorCall(NamedTuple):
-    """One call of an operator, with the shapes of its tensor arguments and results."""
+    """One call of an operator, with the shapes of its tensor arguments and results, and the dtype of the last one."""
 
     name: str
     shapes: tuple[torch.Size, ...]
+    dtype: torch.dtype | None
     is_random: bool
 
 
@@ -196,7 +219,8 @@ class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         tensors = [leaf for leaf in tree_leaves((args, kwargs or {}, result)) if isinstance(leaf, Tensor)]
         # shapes decide which kernel an operator takes, and so the order of its sums
         shapes = tuple(tensor.shape for tensor in tensors)
-        self.calls.append(OperatorCall(str(func), shapes, torch.Tag.nondeterministic_seeded in func.tags))
+        dtype = tensors[-1].dtype if tensors else None
+        self.calls.append(OperatorCall(str(func), shapes, dtype, torch.Tag.nondeterministic_seeded in func.tags))
         return result
 
 

@@ -14,12 +14,11 @@ from manyformer.analysis.contracts.trial import (
     document_lengths,
     failed,
     gradients_of,
+    join_names,
     pad_documents,
     passed,
 )
 from manyformer.nn.model_inputs import Inputs
-
-MAX_NAMES = 4
 
 IGNORED_TARGET = -100
 """The target that no loss counts, as `cross_entropy` of torch has it by default."""
@@ -49,9 +48,9 @@ def gradients(trial: ContractTrial) -> ContractFinding:
     missing = [name for name, grad in grads.items() if grad is None or not grad.any()]
     non_finite = [name for name, grad in grads.items() if grad is not None and not torch.isfinite(grad).all()]
     if non_finite:
-        return failed(f"the gradient of {_join_names(non_finite)} is not finite", float(len(non_finite)), 0.0)
+        return failed(f"the gradient of {join_names(non_finite)} is not finite", float(len(non_finite)), 0.0)
     if missing:
-        return failed(f"no gradient reaches {_join_names(missing)}", float(len(missing)), 0.0)
+        return failed(f"no gradient reaches {join_names(missing)}", float(len(missing)), 0.0)
     return passed(f"all {len(grads)} parameters get a gradient", 0.0, 0.0)
 
 
@@ -59,11 +58,6 @@ def _auxiliary_loss(trial: ContractTrial, inputs: Inputs, logits: Tensor) -> Ten
     """The auxiliary losses of training, which are the only use of some parameters."""
     targets = torch.randint(logits.shape[-1], logits.shape[:-1], generator=trial.generator).to(logits.device)
     return trial.subject.auxiliary_loss(inputs, targets)
-
-
-def _join_names(names: list[str]) -> str:
-    omitted = len(names) - MAX_NAMES
-    return ", ".join(names[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 @contract("loss", "training loss and score == cross entropy of the logits", needs=("loss", "cross_entropy"))

@@ -23,18 +23,24 @@ Backend = Literal["aot_eager", "inductor"]
 
 T = TypeVar("T")
 
+MAX_NAMES = 4
+"""The largest number of names in a sentence."""
+
 FLOAT64_TOLERANCE = 1e-9
-FLOAT32_TOLERANCE = 2e-5
 """The largest difference of equal results in float64 and in float32, relative to the logits."""
 
 
 class ContractFinding(NamedTuple):
-    """The result of a contract: whether it passed, a sentence, the measured number and its upper bound."""
+    """The result of a contract: whether it passed, a sentence, the measured number and its upper bound.
+
+    `evidence` is the exchange of tokens that broke it, from which the search of its place begins.
+    """
 
     passed: bool
     sentence: str
     measured: float | None = None
     tolerance: float | None = None
+    evidence: object = None
 
 
 def passed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
@@ -45,6 +51,12 @@ def passed(sentence: str, measured: float | None = None, tolerance: float | None
 def failed(sentence: str, measured: float | None = None, tolerance: float | None = None) -> ContractFinding:
     """The finding of a contract that failed."""
     return ContractFinding(passed=False, sentence=sentence, measured=measured, tolerance=tolerance)
+
+
+def join_names(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    omitted = len(names) - MAX_NAMES
+    return ", ".join(names[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
 @final

@@ -39,7 +39,7 @@ class CausalTask(Task[LanguageModel]):
 
     model = LanguageModel
     command = "generate"
-    measured_anyway = frozenset({"causal", "causal-gradient"})
+    measured_anyway = frozenset({"causal", "causal-gradient", "length"})
 
     def token_ids(self, model: LanguageModel) -> int:
         return model.embed.vocab

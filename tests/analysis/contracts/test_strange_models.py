@@ -1,0 +1,59 @@
+"""Models as strangers write them, without an adapter: each fault is red, and odd but sound models are green."""
+
+from collections import Counter
+
+import pytest
+import torch
+from strange_faults import draw_mutants
+from strange_models import KINDS
+from strange_sound import SOUND, draw_sound
+from torch import Tensor, nn
+
+from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, find_form
+
+SEEDS = range(5)
+WITHOUT_FORM = {"last logits alone"}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_mutants_of_a_seed_are_not_sixty_of_all_kinds(seed: int) -> None:
+    mutants = draw_mutants(seed)
+    assert len(mutants) == 60
+    kinds = Counter(mutant.kind for mutant in mutants)
+    assert min(kinds[kind] for kind in KINDS) >= 10
+    assert len({mutant.fault for mutant in mutants}) >= 35
+
+
+def test_seeds_do_not_move_the_faults() -> None:
+    assert [mutant.detail for mutant in draw_mutants(0)] == [mutant.detail for mutant in draw_mutants(0)]
+    moved = [a.detail != b.detail for a, b in zip(draw_mutants(0), draw_mutants(1)) if a.detail]
+    assert sum(moved) > len(moved) / 2
+
+
+def logits_of(found: FoundForm, module: nn.Module, tokens: Tensor) -> Tensor:
+    with torch.no_grad():
+        return found.logits(module, tokens).double()
+
+
+SLOW = {"compiled"}
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in sorted(SOUND)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_exchange_of_a_later_token_changes_earlier_logits_of_a_sound_model(name: str) -> None:
+    model = next(model for model in draw_sound(0) if model.name == name)
+    module = model.build()
+    if name in WITHOUT_FORM:
+        with pytest.raises(NoFormFound):
+            find_form(module)
+        return
+    found = find_form(module)
+    tokens = torch.randint(2, found.vocabulary, (1, 32), generator=torch.Generator().manual_seed(0))
+    expected = logits_of(found, module, tokens)
+    for position in range(1, 32, 5):
+        others = tokens.clone()
+        others[:, position] -= 1
+        change = (logits_of(found, module, others) - expected).abs()
+        assert change[:, :position].max() <= 1e-5 * expected.abs().max()
+        # logits of zero show nothing: such a model is to be perturbed first
+        assert change[:, position:].max() > 0 or not expected.any()
