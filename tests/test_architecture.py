@@ -86,6 +86,7 @@ PUBLIC = {
     "TransferConfig",
     "build",
     "check",
+    "check_data",
     "check_scorer",
     "collaborate",
     "convert",
