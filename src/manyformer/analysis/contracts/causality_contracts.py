@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from jaxtyping import Float
 
 MAX_CUTS = 16
+
+CAUSALITY_SECONDS = 20.0
+"""The time for the exchanges of one contract; a model that takes longer for all of them gets fewer."""
 
 PROBE_CUTS = 4
 """The number of cuts of the probe, whose sequences are longer than those in which every token is exchanged."""
@@ -194,7 +198,23 @@ def _exchange_tests(trial: ContractTrial) -> list[ExchangeTest]:
     for short in shorter_lengths(trial, (*SHORT_LENGTHS, length - 1, 2 + trial.random_int(length - 2))):
         cuts = cut_positions(trial, short, SHORT_CUTS)
         tests.append(_draw_later(trial, short, cuts)._replace(may_raise=True))
-    return tests
+    return _within_budget(trial, tests)
+
+
+def _within_budget(trial: ContractTrial, tests: list[ExchangeTest]) -> list[ExchangeTest]:
+    """The tests with as many of their exchanges, at least two each, as a slow model can be called for in time."""
+    # one row and a batch without exchanges come first
+    tokens = sum((len(test.exchanges) + 2) * test.inputs.tokens.shape[1] for test in tests)
+    seconds = tokens * trial.subject.seconds_per_token
+    if seconds <= CAUSALITY_SECONDS:
+        return tests
+    kept = []
+    for test in tests:
+        count = max(math.ceil(len(test.exchanges) * CAUSALITY_SECONDS / seconds), 2)
+        chosen = torch.randperm(len(test.exchanges), generator=trial.generator)[:count].sort().values.tolist()
+        exchanges = [test.exchanges[index] for index in chosen]
+        kept.append(test._replace(exchanges=exchanges, omitted=len(test.exchanges) - len(exchanges)))
+    return kept
 
 
 def shorter_lengths(trial: ContractTrial, lengths: Sequence[int]) -> list[int]:
@@ -250,6 +270,10 @@ def _describe_lengths(tests: Sequence[ExchangeTest], refused: Sequence[int]) -> 
     """The lengths that were tested, and those at which the model raised."""
     whole, *others = (test.inputs.tokens.shape[1] for test in tests)
     text = f"at {whole} tokens"
+    if tests[0].omitted:
+        text = (
+            f"{text} ({tests[0].omitted} of {tests[0].omitted + len(tests[0].exchanges)} exchanges left out for time)"
+        )
     tested = sorted(length for length in others if length not in refused)
     if tested:
         text = f"{text}, and at a few cuts of {join_numbers(tested)}"

@@ -1,5 +1,6 @@
 """Any module as a subject, without an adapter: how it is called and how it decodes are found by trial."""
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ from manyformer.nn.model_inputs import Inputs, State, tree_map
 
 EXAMPLE_LENGTH = 32
 """The length of the sequence that shows how a module rounds."""
+
+TIMED_ROWS = 4
+"""The number of rows in the call that is timed: many rows take less time for each token than one."""
 
 DEFAULT_LENGTH = 64
 """The length of sequences, unless another is given; causality is tested at the model's limit too."""
@@ -141,15 +145,18 @@ class FoundSubject(Subject):
             self.masks = find_masks(module, self.found)
             self.exact = has_float64_twin(module, self._example)
             self.float64_decides = self.exact
+            start = time.perf_counter()
+            timed = self._example(rows=TIMED_ROWS)
+            self.seconds_per_token = (time.perf_counter() - start) / timed[..., 0].numel()
             self.float32_tolerance = rounding_tolerance(module, self._example, least=FLOAT32_TOLERANCE)
         self.chunked = isinstance(self.cache, FoundCache) and not self.cache.form.takes_prefix
         self.not_promised = NOT_PROMISED | self._reasons(causal=causal)
 
-    def _example(self) -> Tensor:
-        """The logits of a short row, which show how the module rounds."""
+    def _example(self, rows: int = 1) -> Tensor:
+        """The logits of a few short rows, which show how the module rounds and how long it takes."""
         length = -(-max(EXAMPLE_LENGTH, self.min_length) // self.length_multiple) * self.length_multiple
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(len(self.token_ids), (1, length), generator=generator)
+        tokens = torch.randint(len(self.token_ids), (rows, length), generator=generator)
         return self(Inputs(tokens.to(self.device))).logits
 
     def _reasons(self, *, causal: bool) -> dict[str, str]:
