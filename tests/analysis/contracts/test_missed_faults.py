@@ -311,6 +311,35 @@ def test_models_that_load_their_own_state_pass(sound: nn.Module) -> None:
     assert row_of(sound, "own-state").verdict == "passed"
 
 
+class Tabled(nn.Module):
+    """Multiplies by a table that its state leaves out: of random numbers, or of numbers that follow from its width."""
+
+    def __init__(self, width: int, random: bool) -> None:
+        super().__init__()
+        self.width = width
+        self.random = random
+        self.embed = nn.Embedding(VOCAB, width)
+        self.head = nn.Linear(width, VOCAB)
+        table = torch.randn(width) if random else torch.arange(width) / width
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens).cumsum(1) * self.table)
+
+
+def test_random_numbers_that_are_in_no_state_are_found_by_building_the_model_again() -> None:
+    row = mf.check(Tabled(8, random=True), only=["own-state"])["own-state"]
+    assert row.verdict == "failed"
+    assert "something random is in no state" in row.sentence
+    row = mf.check(Tabled(8, random=False), only=["own-state"])["own-state"]
+    assert row.verdict == "passed"
+    assert "new ones alike" in row.sentence
+    # settings that a model does not keep are not guessed
+    model = Tabled(8, random=True)
+    del model.random
+    assert "new ones" not in mf.check(model, only=["own-state"])["own-state"].sentence
+
+
 class WithTargets(Plain):
     """Called with targets, which some forms need for their logits."""
 
