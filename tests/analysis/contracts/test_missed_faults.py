@@ -88,6 +88,9 @@ def small_in_bfloat16(scores: Tensor) -> float:
     return -2.0 if scores.dtype == torch.bfloat16 else -torch.inf
 
 
+ATTENDED = partial(attended, mask=causal_mask, low=infinite)
+
+
 def random_pattern(model: Plain, x: Tensor) -> Tensor:
     """Adds an earlier token, which is drawn anew in each call."""
     positions = torch.arange(x.shape[1])
@@ -139,6 +142,11 @@ def tiny_mean(model: Plain, x: Tensor, *, size: float) -> Tensor:
     return x.cumsum(1) / counts(x) + size * x.mean(1, keepdim=True)
 
 
+def sorted_first(model: Plain, x: Tensor, *, low: Callable[[Tensor], float]) -> Tensor:
+    """The same attention in a model that also sorts, whose rounding might be amplified."""
+    return ATTENDED(model, x, low=low) + 0.0 * x.sort(1).values
+
+
 def always(model: Plain) -> bool:
     return True
 
@@ -151,13 +159,12 @@ def in_training(model: Plain) -> bool:
     return model.training
 
 
-ATTENDED = partial(attended, mask=causal_mask, low=infinite)
-
 MIXES: list[tuple[str, str, Mix, Mix]] = [
     ("length", "depend on whether 63 more follow", mean_by_length, mean_so_far),
     ("causal", "the future leaks: .* in 3 tokens", partial(convolved, room=False), partial(convolved, room=True)),
     ("length", "depend on whether", partial(convolved, room=False), partial(convolved, room=True)),
     ("causal-autocast", "leaks", partial(attended, mask=causal_mask, low=small_in_bfloat16), ATTENDED),
+    ("causal-autocast", "leaks", partial(sorted_first, low=small_in_bfloat16), partial(sorted_first, low=infinite)),
     ("seed", "another seed changes the logits", random_pattern, fixed_pattern),
     ("causal", "the future leaks", partial(chosen, when=always), partial(chosen, when=never)),
     ("causal-training", "the future leaks", partial(chosen, when=in_training), partial(chosen, when=never)),
