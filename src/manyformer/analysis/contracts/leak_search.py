@@ -29,7 +29,7 @@ from manyformer.analysis.contracts.module_trace import (
     same_class,
     sizes_of,
 )
-from manyformer.analysis.contracts.subject import Untestable
+from manyformer.analysis.contracts.subject import AdapterSubject, Untestable
 from manyformer.analysis.contracts.token_exchange import (
     Exchange,
     ExchangeTest,
@@ -39,7 +39,6 @@ from manyformer.analysis.contracts.token_exchange import (
     training_forward,
 )
 from manyformer.analysis.contracts.trial import (
-    FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     Contract,
     ContractTrial,
@@ -169,8 +168,10 @@ class _LeakSearch:
         return None
 
     def _dtypes(self) -> tuple[torch.dtype | None, ...]:
+        # of an adapter nobody knows whether it computes in float64 throughout: its logits show it
+        may_convert = self.subject.exact or isinstance(self.subject, AdapterSubject)
         on_cpu = self.subject.token_ids.device.type == "cpu"
-        if self.contract == "causal-autocast" or self.subject.module is None or not on_cpu:
+        if self.contract == "causal-autocast" or self.subject.module is None or not may_convert or not on_cpu:
             return (None,)
         return (torch.float64, None)
 
@@ -183,6 +184,8 @@ class _LeakSearch:
                 if time.monotonic() > self.deadline:
                     raise OutOfTime
                 logits = forward(inputs)
+                if self.dtype not in (None, logits.dtype):
+                    raise TypeError(f"the logits are in {logits.dtype}")
                 self.scale = max(self.scale, float(torch.nan_to_num(logits).abs().max()))
                 return logits
 
@@ -233,7 +236,7 @@ class _LeakSearch:
         # runs of equal shapes round equally
         if self.kind == "later tokens":
             return EXACT_TOLERANCE * self.scale
-        return FLOAT32_TOLERANCE * self.scale
+        return self.subject.float32_tolerance * self.scale
 
     def _lengths(self, lengths: Sequence[int], limit: int | None = None) -> list[int]:
         """Those of the lengths that the subject takes, rounded up to its multiples, each once."""
