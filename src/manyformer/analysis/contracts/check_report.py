@@ -192,9 +192,11 @@ class CheckReport:
 def _format_number(value: float | None) -> str:
     if value is None:
         return ""
-    # counts and exact zeros are shown as integers; rounding errors in powers of ten
+    # counts and exact zeros are shown as integers; sums and means as such; rounding errors in powers of ten
     if math.isfinite(value) and value == int(value):
         return str(int(value))
+    if 1 < value < 1000:
+        return f"{value:.4g}"
     return f"{value:.1e}"
 
 

@@ -361,7 +361,8 @@ class _LeakSearch:
             return [[1] * length]
         half = max(length // 2, 1)
         third = max(length // 3, 1)
-        return [[half, *[1] * (length - half)], [half, length - half], [third] * (length // third)]
+        thirds = [third] * (length // third - 1)
+        return [[half, *[1] * (length - half)], [half, length - half], [*thirds, length - sum(thirds)]]
 
     def _first_wrong_chunk(self, forward: Forward, inputs: Inputs, sizes: list[int]) -> int | None:
         """Where the first chunk begins whose outputs differ from those of one pass; None if there is none."""
