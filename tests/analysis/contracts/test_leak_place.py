@@ -345,3 +345,29 @@ def test_a_place_fits_into_a_terminal() -> None:
     assert [line.strip() for line in table[3:6]] == place.lines(78)
     assert all(len(line) <= 80 for line in table[3:6])
     assert table[4].strip() == "in the forward of blocks.1.mixer (Mixer), after inner, before outer"
+
+
+def test_what_a_search_cannot_find_is_said_and_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(*arguments: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    torch.manual_seed(0)
+    monkeypatch.setattr("manyformer.analysis.contracts.leak_input.LeakInput.find", raise_error)
+    adapter = Adapter(logits=Decoder(Mixer(6, 9)), vocab=VOCABULARY)
+    report = mf.check(adapter, only=["causal"], length=48)
+    assert report["causal"].verdict == "failed"
+    place = report["causal"].place
+    assert place is not None
+    assert place.lines() == ["the place was not found: RuntimeError was raised"]
+    assert "the place was not found" in report.to_html()
+
+
+class Constant(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.ones(*tokens.shape, VOCABULARY)
+
+
+def test_a_model_that_reads_nothing_leaks_nowhere() -> None:
+    row = mf.check(Adapter(logits=Constant(), vocab=VOCABULARY), only=["causal"], length=48)["causal"]
+    assert row.verdict == "failed"
+    assert row.place is None

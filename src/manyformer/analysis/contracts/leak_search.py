@@ -49,12 +49,16 @@ from manyformer.nn.model_inputs import Inputs
 MAX_SECONDS = 10.0
 """The time that the search of an input may take, and that of a submodule; what is found by then is told."""
 
+MAX_TOTAL_SECONDS = 40.0
+"""The time that all searches of one check may take before the last."""
+
 EXACT_TOLERANCE = 1e-7
 """The largest change that is rounding where the same operators run on equal shapes in float32."""
 
 OTHER_ROWS = (2, 3, 5, 7)
 
 LATER = frozenset({"causal", "causal-gradient", "causal-training", "causal-autocast"})
+WITH_EVIDENCE = LATER - {"causal-gradient"}
 CACHED = frozenset({"cached", "prefill", "decode", "preallocated"})
 
 
@@ -80,6 +84,7 @@ class PlaceFinder:
 
     def __init__(self) -> None:
         self._places: dict[tuple[LeakKind, bool], LeakPlace | None] = {}
+        self._seconds = 0.0
 
     def find(self, contract: Contract, trial: ContractTrial, evidence: object = None) -> LeakPlace | None:
         """The place of a contract that failed; None if it has none, or if nothing was found.
@@ -98,11 +103,22 @@ class PlaceFinder:
         return self._places[key]
 
     def _search(self, kind: LeakKind, name: str, trial: ContractTrial, evidence: object) -> LeakPlace | None:
-        try:
-            return _LeakSearch(kind, name, trial, evidence).find()
-        # a place is an addition: the contract has its verdict, whatever a model raises here
-        except Exception:
+        if evidence is None and name in WITH_EVIDENCE:
+            # it failed because nothing changes, not because something leaks
             return None
+        training = name.endswith("training")
+        if self._seconds > MAX_TOTAL_SECONDS:
+            return LeakPlace(kind, training, notes=("the place was not looked for: others took too long",))
+        start = time.monotonic()
+        try:
+            place = _LeakSearch(kind, name, trial, evidence).find()
+        # a place is an addition: the contract has its verdict, whatever a model raises here
+        except Exception as error:
+            place = LeakPlace(kind, training, notes=(f"the place was not found: {type(error).__name__} was raised",))
+        self._seconds += time.monotonic() - start
+        if place is None:
+            return LeakPlace(kind, training, notes=("the place was not found: no short input shows it",))
+        return place
 
 
 def kind_of(contract: str) -> LeakKind | None:

@@ -173,7 +173,9 @@ def _snippet(place: LeakPlace) -> list[str]:
 
 
 def _facts(place: LeakPlace) -> list[str]:
-    facts = [("what", place.what), ("where", place.where)]
+    facts = []
+    if place.output is not None:
+        facts += [("what", place.what), ("where", place.where)]
     if place.statement is not None:
         facts.append(("first seen", place.statement))
     if place.layers_told is not None:
