@@ -189,7 +189,7 @@ def group_words(words: Sequence[str]) -> list[NamedModel]:
         if word.startswith("--") and "=" not in word and remaining and not remaining[0].startswith("--"):
             named[-1].values.append(remaining.pop(0))
     if not named:
-        raise UserError(f"name a model: {NAME_HELP[0].lower()}{NAME_HELP[1:]}")
+        raise UserError(f"name a model: {NAME_HELP}")
     return named
 
 
@@ -476,6 +476,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def read_request(options: Mapping[str, Any]) -> CheckRequest:
+    """How to check, from what the parser has read."""
+    return CheckRequest(**{item.name: options[item.name] for item in fields(CheckRequest)})
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps the description, but not the examples."""
 
@@ -489,7 +494,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the small program `manyformer-check` and return its exit code."""
     parser = make_parser()
     options: Mapping[str, Any] = vars(parser.parse_intermixed_args(arguments))
-    request = CheckRequest(**{item.name: options[item.name] for item in fields(CheckRequest)})
+    request = read_request(options)
     try:
         if not options["names"] and request.subject == MODEL:
             parser.print_help()
