@@ -76,7 +76,7 @@ def check(
     ] = None,
     **options: Any,
 ) -> None:
-    face = CommandFace(load=_load, status=status_line, show=_show, show_error=print_error)
+    face = CommandFace(program="manyformer check", load=_load, status=status_line, show=_show, show_error=print_error)
     code = run_checks(names or [], CheckRequest(**options), face)
     if code:
         raise typer.Exit(code)

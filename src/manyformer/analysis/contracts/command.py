@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -122,7 +123,23 @@ class CheckRequest:
         default=False,
         uses=(DATA,),
     )
+    html: str | None = _option("Also write the report as one page, to attach to a pull request.", metavar="FILE")
+    badge: str | None = _option(
+        "Also write a badge: a picture (.svg), or JSON for the endpoint of shields.io (.json).", metavar="FILE"
+    )
     as_json: bool = _option("Print the result as JSON.", default=False, flag="--json")
+
+    def command_line(self, words: Sequence[str]) -> str:
+        """The arguments that repeat the check, without those that say how it is shown."""
+        arguments = [*words]
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value == item.default or item.name in ("html", "badge", "as_json"):
+                continue
+            arguments.append(option_flag(item))
+            if value is not True:
+                arguments.append(str(value))
+        return shlex.join(arguments)
 
     @property
     def subject(self) -> str:
@@ -258,6 +275,7 @@ def print_report(report: "CheckReport") -> None:
 class CommandFace:
     """How one of the two programs finds models and shows what happens."""
 
+    program: str = PROGRAM
     load: Callable[[str, Sequence[str], CheckRequest], "LoadedModel"] = load_stranger
     status: Status = progress_line
     show: Callable[["CheckReport"], None] = print_report
@@ -270,11 +288,15 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
     Of several models, one that cannot be loaded is told, and the others are checked.
     """
     subject = request.subject
+    check_files(request)
     if subject in (SCORER, EVALUATOR, DATA):
         report = _check_scorer_or_data(words, request, face)
+        write_files(report, request, face, words)
         _show_reports([report], request, face, listed=False)
         return exit_code(report)
     named = group_words(words)
+    if len(named) > 1 and (request.html or request.badge):
+        raise UserError("--html and --badge are for the report of one model")
     reports: list[CheckReport] = []
     codes: list[int] = []
     for model in named:
@@ -288,6 +310,7 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
             continue
         reports.append(report)
         codes.append(code)
+        write_files(report, request, face, words)
         if not request.as_json:
             face.show(report)
     if request.as_json:
@@ -298,6 +321,32 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
         if code in codes:
             return code
     return HONEST
+
+
+def check_files(request: CheckRequest) -> None:
+    """Raise UserError for a file that cannot be written, before the check takes its time."""
+    for flag, name in (("--html", request.html), ("--badge", request.badge)):
+        if name is None:
+            continue
+        if Path(name).is_dir() or not Path(name).parent.is_dir():
+            raise UserError(f"{flag} {name} must be a file in a folder that exists")
+    if request.badge is not None and Path(request.badge).suffix not in (".svg", ".json"):
+        raise UserError(f"--badge {request.badge} must end with .svg or .json")
+
+
+def write_files(report: "CheckReport", request: CheckRequest, face: CommandFace, words: Sequence[str]) -> None:
+    """Write the page and the badge that were asked for. Raises UserError if they cannot be written."""
+    texts: dict[str, str] = {}
+    if request.html is not None:
+        texts[request.html] = report.to_html(command=f"{face.program} {request.command_line(words)}")
+    if request.badge is not None:
+        texts[request.badge] = report.badge_svg() if request.badge.endswith(".svg") else report.badge_json()
+    for name, text in texts.items():
+        try:
+            Path(name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{name}: {error.strerror}") from error
+        print(f"wrote {name}", file=sys.stderr)
 
 
 def _show_reports(reports: "Sequence[CheckReport]", request: CheckRequest, face: CommandFace, *, listed: bool) -> None:

@@ -39,8 +39,9 @@ def check_scorer_by_name(
     if evaluator is not None:
         evaluate = load_function(evaluator)
         report = check_evaluator_report(evaluate, vocab, length=length, bytes_of=sizes, seed=seed, only=only)
-        for row in report.rows if on_row is not None else ():
-            on_row(row)
+        if on_row is not None:
+            for row in report.rows:
+                on_row(row)
         return report
     assert scorer is not None
     return check_scorer(
