@@ -494,6 +494,8 @@ def wrapped_report(report: "CheckReport", width: int, *, colored: bool = False) 
             first = f"{row.contract:<{names}}  {color}  {wrapped[0]}"
         lines.append(first)
         lines += [" " * len(begin) + line for line in wrapped[1:]]
+        if row.place is not None:
+            lines += [f"  {printable(line)}" for line in row.place.lines(width - 2)]
     for sentence, contracts in not_promised.items():
         text = f"{', '.join(contracts)}: {sentence}"
         lines += textwrap.wrap(printable(text), width, subsequent_indent="  ", break_on_hyphens=False)
