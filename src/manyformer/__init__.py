@@ -13,6 +13,7 @@ from manyformer.base.earlier_paths import install as _install_earlier_paths
 from manyformer.base.lazy_names import offer_names as _offer_names
 
 if TYPE_CHECKING:
+    from manyformer.analysis.contracts.data_check import check_data
     from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.figures import draw
     from manyformer.analysis.own_models import check
@@ -33,6 +34,7 @@ _MODULES = {
     "TransferConfig": "manyformer.config",
     "build": "manyformer.conversion",
     "check": "manyformer.analysis.own_models",
+    "check_data": "manyformer.analysis.contracts.data_check",
     "check_scorer": "manyformer.analysis.contracts.scorers",
     "collaborate": "manyformer.conversion.surgery.head_sharing",
     "convert": "manyformer.conversion.surgery",
@@ -55,6 +57,7 @@ __all__ = [
     "__version__",
     "build",
     "check",
+    "check_data",
     "check_scorer",
     "collaborate",
     "convert",

@@ -9,6 +9,7 @@ from manyformer.base.lazy_names import offer_names as _offer_names
 if TYPE_CHECKING:
     from manyformer.analysis.contracts.check import CONTRACTS
     from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
+    from manyformer.analysis.contracts.data_check import check_data
     from manyformer.analysis.contracts.evaluators import check_evaluator
     from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.contracts.subject import Adapter, Subject
@@ -23,6 +24,7 @@ _MODULES = {
     "ContractRow": "manyformer.analysis.contracts.check_report",
     "Subject": "manyformer.analysis.contracts.subject",
     "check": "manyformer.analysis.own_models",
+    "check_data": "manyformer.analysis.contracts.data_check",
     "check_evaluator": "manyformer.analysis.contracts.evaluators",
     "check_scorer": "manyformer.analysis.contracts.scorers",
     "find_subject": "manyformer.analysis.own_models",
@@ -36,6 +38,7 @@ __all__ = [
     "ContractRow",
     "Subject",
     "check",
+    "check_data",
     "check_evaluator",
     "check_scorer",
     "find_subject",

@@ -423,19 +423,21 @@ def _duplicates(sets: dict[str, HashedCorpus], allowed: float) -> ContractRow:
         table = hashed.table
         if not table.hashes.size:
             continue
-        _, firsts, counts = np.unique(table.hashes, return_index=True, return_counts=True)
-        repeated = counts > 1
-        is_boilerplate = repeated & (counts > BOILERPLATE) if not _has_records(hashed) else np.zeros_like(repeated)
-        if is_boilerplate.any():
-            number = int(is_boilerplate.sum())
+        firsts, counts = _runs_of_equal(table.hashes)
+        is_repeated = np.ones(counts.size, dtype=bool)
+        if not _has_records(hashed):
+            is_repeated = counts <= BOILERPLATE
+        number = int((~is_repeated).sum())
+        if number:
             notes.append(f"{number:,} {name} lines that stand more than {BOILERPLATE} times are taken for boilerplate")
-        repeated &= ~is_boilerplate
-        extra = int((counts[repeated] - 1).sum())
+        firsts = firsts[is_repeated]
+        counts = counts[is_repeated]
+        extra = int((counts - 1).sum())
         if not extra:
             continue
         share = extra / table.hashes.size
         worst = max(worst, share)
-        most = int(np.argmax(np.where(repeated, counts, 0)))
+        most = int(np.argmax(counts))
         rows = np.sort(table.rows[firsts[most] : firsts[most] + counts[most]])
         places = ", ".join(hashed.corpus.place(int(row)) for row in rows[:3])
         ends = f" and {counts[most] - 3:,} more" if counts[most] > 3 else ""
@@ -449,6 +451,14 @@ def _duplicates(sets: dict[str, HashedCorpus], allowed: float) -> ContractRow:
     if notes:
         sentence += f" ({'; '.join(notes)})"
     return ContractRow("duplicates", "failed" if worst > allowed else "passed", sentence, worst, allowed)
+
+
+def _runs_of_equal(hashes: Hashes) -> tuple[RowNumbers, RowNumbers]:
+    """Where each sorted hash that stands more than once begins, and how often it stands there."""
+    equal = hashes[1:] == hashes[:-1]
+    edges = np.diff(np.concatenate([[False], equal, [False]]).astype(np.int8))
+    starts = np.flatnonzero(edges == 1)
+    return starts, np.flatnonzero(edges == -1) - starts + 1
 
 
 def _has_records(hashed: HashedCorpus) -> bool:

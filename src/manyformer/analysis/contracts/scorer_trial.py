@@ -33,10 +33,11 @@ SUMMED_POSITIONS = 6
 SUMMED_TOKENS = 1024
 """So many tokens are tried at each of these positions; of a larger vocabulary a sample."""
 
-MAX_POSITIONS = 24
+SUM_CALLS = 4096
+"""So many calls are made for sums in a small vocabulary, at more positions."""
 
-MAX_EXCHANGES = 256
-"""So many cuts of a stream are tried: every token of one that is shorter."""
+MAX_EXCHANGES = 400
+"""So many cuts are tried: every token of a shorter stream, and of others of its length."""
 
 MAX_SCANS = 128
 LEAST_CALLS = 150
@@ -129,7 +130,6 @@ class ScorerTrial:
         self.tokens = self.phrases(options.stream_length)
         self.others = self.random_tokens(options.stream_length)
         self.expected = self.score(self.tokens)
-        self.expected_of_others = self.score(self.others)
         finite = self.expected[self.expected.isfinite()]
         self.scale = max(float(finite.abs().median()), 1e-3) if finite.numel() else 1.0
         # of equal calls; larger than rounding in float32 only where bits are few and sums have no order
@@ -220,21 +220,29 @@ class ScorerTrial:
             return None
         return ScoreLeak(cut, changed, float(changes.max()) / self.scale)
 
+    @property
+    def exchanges(self) -> int:
+        """How many cuts are tried."""
+        return max(16, min(MAX_EXCHANGES, self.allowed_calls // 4))
+
     def cuts(self) -> list[int]:
-        """Where to exchange tokens: near the borders of blocks and both ends first, and then everywhere, if few."""
+        """Where to exchange tokens: near the borders of blocks and both ends first, and then everywhere."""
         length = self.tokens.numel()
         block = self.options.block or 64
         near = {border + offset for border in range(0, length, block) for offset in (-1, 0, 1, block // 2)}
         near |= {2, length - 2, length - 1, length // 3, length // 2}
         # from the end: how far back a late token reaches tells what kind of leak it is
         first = sorted((cut for cut in near if 2 <= cut < length), reverse=True)
-        if len(first) > MAX_EXCHANGES // 2:
+        if len(first) > MAX_EXCHANGES // 4:
             # of many blocks the last ones and a few of the others
-            first = first[: MAX_EXCHANGES // 4] + first[MAX_EXCHANGES // 4 :: len(first) // (MAX_EXCHANGES // 4)]
-        rest = torch.randperm(max(length - 2, 0), generator=self.generator) + 2
-        remaining = [cut for cut in rest.tolist() if cut not in near]
-        cuts = [*first, *remaining]
-        return cuts[: max(16, min(MAX_EXCHANGES, self.allowed_calls // 4))]
+            half = MAX_EXCHANGES // 8
+            first = first[:half] + first[half :: len(first) // half]
+        return [*first, *(cut for cut in self.shuffled_cuts() if cut not in near)]
+
+    def shuffled_cuts(self) -> list[int]:
+        """All cuts in random order."""
+        order = torch.randperm(max(self.tokens.numel() - 2, 0), generator=self.generator) + 2
+        return [int(cut) for cut in order]
 
     @cached_property
     def scan(self) -> "Scan":
@@ -268,7 +276,7 @@ class ScorerTrial:
         calls = self.allowed_calls // 2
         if calls < tried:
             tried = max(32, calls // 2)
-        count = min(SUMMED_POSITIONS + SUMMED_TOKENS // vocab, MAX_POSITIONS)
+        count = max(SUMMED_POSITIONS, SUM_CALLS // vocab)
         positions = self._positions()[: max(1, min(count, calls // tried))]
         return [self._sum_at(position, tried) for position in positions]
 
@@ -300,8 +308,9 @@ class ScorerTrial:
         candidates = torch.arange(vocab)
         if count < vocab:
             known = self.tokens[:position].unique()[: count // 8]
-            sample = torch.randperm(vocab, generator=self.generator)[:count]
-            candidates = torch.cat([known, sample[~torch.isin(sample, known)]])
+            shuffled = torch.randperm(vocab, generator=self.generator)
+            sample = shuffled[~torch.isin(shuffled, known)][: count - known.numel()]
+            candidates = torch.cat([known, sample])
         nats = torch.empty(candidates.numel(), dtype=torch.float64)
         for index, token in enumerate(candidates.tolist()):
             tokens = self.tokens.clone()
