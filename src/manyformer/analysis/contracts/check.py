@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,6 +22,7 @@ from manyformer.analysis.contracts.found_subject import HOW_TO_SAY, ExportedModu
 from manyformer.analysis.contracts.hugging_face import HuggingFace, is_hugging_face
 from manyformer.analysis.contracts.isolation import (
     in_dtype,
+    own_values,
     restoring_attributes,
     restoring_model_and_rng,
     working_dtype,
@@ -247,12 +249,30 @@ def _run_in_precision(
         return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
     verdict: ContractVerdict = "passed" if finding.passed else "failed"
     sentence = finding.sentence
+    if verdict == "failed" and _passes_as_given(contract, trial, seed, exact=exact):
+        sentence = f"{sentence}; parameters that are perturbed hide this as they are: {subject.perturbed[0]} or others"
     # logits that are not finite are no matter of precision
     if verdict == "failed" and contract.name in subject.notes and not _is_nan(finding.measured):
         verdict = "not promised"
         place = None
         sentence = f"not promised: {subject.notes[contract.name]}; measured: {sentence}"
     return ContractRow(contract.name, verdict, sentence, finding.measured, finding.tolerance, place)
+
+
+def _passes_as_given(contract: Contract, trial: ContractTrial, seed: int, *, exact: bool) -> bool:
+    """Whether a contract that failed passes while no parameter is perturbed, as zeros hide what is behind them."""
+    subject = trial.subject
+    if not subject.own_values:
+        return False
+    again = replace(trial, generator=torch.Generator().manual_seed(seed), differences=[])
+    dtype = working_dtype(subject.module, exact=exact)
+    seed_everything(seed)
+    try:
+        with own_values(subject.own_values), restoring_attributes(subject.module), in_dtype(subject.module, dtype):
+            return contract.run(again).passed
+    # whatever a model raises, it has been told that the contract is broken
+    except Exception:
+        return False
 
 
 def _is_nan(number: float | None) -> bool:
