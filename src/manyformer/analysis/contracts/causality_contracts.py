@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -339,7 +340,7 @@ def causal_autocast(trial: ContractTrial) -> ContractFinding:
     """Exchange each token of a short sequence, and all tokens from a few cuts of a long one on, in bfloat16 autocast.
 
     Masks and scores that are right in float32 may be wrong in 8 bits. Where other operators run, or tokens are sorted
-    or chosen, 8 bits are too few to tell rounding from a leak.
+    or chosen, 8 bits are too few to tell rounding from a leak, unless most exchanges of a single token show it.
     """
     short = trial.round_length(trial.length // 2)
     tests = [_draw_test(trial, short, [(start, start + 1) for start in range(1, short)])]
@@ -347,19 +348,29 @@ def causal_autocast(trial: ContractTrial) -> ContractFinding:
         tests.append(_draw_later(trial, trial.long_length, cut_positions(trial, trial.long_length, PROBE_CUTS)))
 
     def forward(inputs: Inputs) -> Float[Tensor, "b l v"]:
-        with torch.autocast(trial.subject.token_ids.device.type, torch.bfloat16):
+        # torch warns where it takes a slower kernel, which is no failure
+        with warnings.catch_warnings(), torch.autocast(trial.subject.token_ids.device.type, torch.bfloat16):
+            warnings.simplefilter("ignore")
             return trial.subject(inputs).logits
 
     leak = measure_leaks(forward, tests, tolerance=0.0)
     sentence = "in bfloat16 autocast, exchanged tokens change no earlier output"
     if leak.exchange is not None:
         calls, calls_after = (record_calls(forward, inputs) for inputs in (leak.inputs, leak.exchanged_inputs()))
-        if calls != calls_after or any(CHOOSING.search(call.name) for call in calls):
+        may_choose = calls != calls_after or any(CHOOSING.search(call.name) for call in calls)
+        if may_choose and not _most_exchanges_leak(forward, tests[0]):
             raise Untestable("tokens are sorted or chosen, and 8 bits are too few to tell rounding from a leak")
         if not (trial.subject.exact and trial.subject.bits_decide) and leak.size <= BFLOAT16_ROUNDING * leak.scale:
             no_leak = leak._replace(allowed=BFLOAT16_ROUNDING * leak.scale, exchange=None)
             return _leak_finding(no_leak, tests, f"{sentence} but for rounding")
     return _leak_finding(leak, tests, sentence)
+
+
+def _most_exchanges_leak(forward: Forward, test: ExchangeTest) -> bool:
+    """Whether more than half of the exchanges, each alone, change an earlier output by more than rounding would."""
+    alone = [test._replace(exchanges=[exchange]) for exchange in test.exchanges]
+    leaks = [measure_leaks(forward, [exchange], tolerance=BFLOAT16_ROUNDING) for exchange in alone]
+    return 2 * sum(leak.exchange is not None for leak in leaks) > len(leaks)
 
 
 @contract("targets", "no logit depends on its target, nor on a later one", needs=("targets", "per_token"))

@@ -1,5 +1,7 @@
 """Any module as a subject, without an adapter: how it is called and how it decodes are found by trial."""
 
+import copy
+import inspect
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -110,6 +112,28 @@ class DecodingState:
 
     tokens: Tensor
     value: Any
+
+
+def built_again(module: nn.Module) -> nn.Module | None:
+    """A new module of the same class from the values that `module` keeps under the names of its constructor.
+
+    None if it does not keep all of them. They may have changed since, so that the new module may differ."""
+    values: dict[str, Any] = {}
+    try:
+        for name, parameter in inspect.signature(type(module)).parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if parameter.kind is parameter.POSITIONAL_ONLY or not hasattr(module, name):
+                return None
+            values[name] = getattr(module, name)
+        # a module that another one holds would be shared with the new one, not built again
+        if any(isinstance(value, nn.Module | Tensor) for value in values.values()):
+            return None
+        new = type(module)(**values)
+    # whatever a constructor needs besides, such as files
+    except Exception:
+        return None
+    return new if new.state_dict().keys() == module.state_dict().keys() else None
 
 
 @final
@@ -259,6 +283,15 @@ class FoundSubject(Subject):
         tokens = torch.cat([state.tokens, inputs.tokens], dim=1)
         logits, value = self.cache.step(tokens, inputs.tokens.shape[1], state.value)
         return SubjectOutput(logits, DecodingState(tokens, value))
+
+    def build_anew(self) -> "FoundSubject | None":
+        assert self.module is not None
+        module = built_again(self.module)
+        if module is None:
+            return None
+        new = copy.copy(self)
+        new.module = module.to(self.device)
+        return new
 
     def logits_with_targets(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """The logits of a call, with a fixed seed, that gives the module its targets as well."""
