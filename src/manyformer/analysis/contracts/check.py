@@ -123,22 +123,23 @@ def find_subject(model: nn.Module | Adapter | Subject, options: Mapping[str, Any
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
     subject = _known_subject(model)
     if subject is None:
-        return FoundSubject(ExportedModule(model) if is_exported(model) else model, **options)  # type: ignore[arg-type]
+        module = model if isinstance(model, nn.Module) else ExportedModule(model)
+        return FoundSubject(module, **options)
     given = [name for name, value in options.items() if value is not None and value is not True]
     if given:
         raise UserError(f"{', '.join(given)} is for a module of which nothing is known; {subject.name} says it itself")
     return subject
 
 
-def _known_subject(model: nn.Module | Adapter | Subject) -> Subject | None:
+def _known_subject(model: object) -> Subject | None:
     """The subject for a model that says itself how it is called; None for any other module."""
     if isinstance(model, Subject):
         return model
     if isinstance(model, Adapter):
         return AdapterSubject(model)
-    if is_hugging_face(model):
-        return HuggingFace(model)
-    if isinstance(model, nn.Module) or is_exported(model):
+    if isinstance(model, nn.Module):
+        return HuggingFace(model) if is_hugging_face(model) else None
+    if is_exported(model):
         return None
     raise UserError(f"{type(model).__name__} is neither a module nor a name: mf.check({HOW_TO_SAY})")
 

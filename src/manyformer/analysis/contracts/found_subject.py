@@ -85,7 +85,7 @@ class ExportedModule(nn.Module):
     def __init__(self, program: Any) -> None:
         super().__init__()
         graph = program.module()
-        self.__dict__["graph"] = graph
+        self.__dict__["call_graph"] = graph.__call__
         for name, weight in graph.named_parameters():
             self.register_parameter(name.replace(".", "_"), weight)
         for name, buffer in graph.named_buffers():
@@ -97,7 +97,7 @@ class ExportedModule(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """What the program gives."""
-        return self.graph(*inputs)
+        return vars(self)["call_graph"](*inputs)
 
 
 def is_exported(model: object) -> bool:
