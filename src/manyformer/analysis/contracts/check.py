@@ -14,6 +14,7 @@ from manyformer.analysis.contracts import (
     causality_contracts,
     decoding_contracts,
     equivalence_contracts,
+    prefix_contracts,
     row_contracts,
     state_contracts,
     training_contracts,
@@ -43,6 +44,7 @@ from manyformer.base.errors import UserError, suggest_names
 _FIRST = (equivalence_contracts.repeatable, equivalence_contracts.seed, equivalence_contracts.traceless)
 _MODULES = (
     causality_contracts,
+    prefix_contracts,
     decoding_contracts,
     row_contracts,
     training_contracts,
