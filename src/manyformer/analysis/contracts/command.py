@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -75,6 +76,7 @@ class CheckRequest:
     max_length: int | None = _option("The most tokens that the model takes, if they are not to be found by trial.")
     not_causal: bool = _option("The model is an encoder: outputs may depend on later tokens.", default=False)
     as_json: bool = _option("Print the result as JSON.", default=False, flag="--json")
+    html: str | None = _option("Write the report of one model to this file too, as one page of HTML.", metavar="FILE")
 
     @property
     def check_options(self) -> dict[str, Any]:
@@ -83,6 +85,17 @@ class CheckRequest:
         if self.not_causal:
             options["causal"] = False
         return {name: value for name, value in options.items() if value is not None}
+
+
+def repeating_command(model: "NamedModel", request: CheckRequest) -> str:
+    """The command line that gives the same report again."""
+    words = [model.name, *model.values]
+    for item in fields(request):
+        value = getattr(request, item.name)
+        if value == item.default or item.name in ("as_json", "html"):
+            continue
+        words += [option_flag(item)] if value is True else [option_flag(item), str(value)]
+    return f"manyformer check {shlex.join(words)}"
 
 
 def option_flag(item: dataclasses.Field[Any]) -> str:
@@ -201,6 +214,8 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
     Of several models, one that cannot be loaded is told, and the others are checked.
     """
     named = group_words(words)
+    if request.html is not None and len(named) > 1:
+        raise UserError(f"--html {request.html} is for one model; {len(named)} are named")
     reports: list[CheckReport] = []
     codes: list[int] = []
     for model in named:
@@ -214,6 +229,8 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
             continue
         reports.append(report)
         codes.append(code)
+        if request.html is not None:
+            report.write_html(request.html, command=repeating_command(model, request))
         if not request.as_json:
             face.show(report)
     if request.as_json:
@@ -288,6 +305,8 @@ def wrapped_report(report: "CheckReport", width: int, *, colored: bool = False) 
             first = f"{row.contract:<{names}}  {color}  {wrapped[0]}"
         lines.append(first)
         lines += [" " * len(begin) + line for line in wrapped[1:]]
+        if row.place is not None:
+            lines += [f"  {printable(line)}" for line in row.place.lines(width - 2)]
     for sentence, contracts in not_promised.items():
         text = f"{', '.join(contracts)}: {sentence}"
         lines += textwrap.wrap(printable(text), width, subsequent_indent="  ", break_on_hyphens=False)
