@@ -213,7 +213,7 @@ class Net(nn.Module):
 """
 
 
-def test_the_command_writes_the_page_and_how_to_repeat_it(
+def test_the_command_names_the_statement_in_a_file_of_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -221,12 +221,9 @@ def test_the_command_writes_the_page_and_how_to_repeat_it(
     request = CheckRequest(only="causal", length=16, html="page.html")
     assert run_checks(["net.py:Net", "dim=4"], request, CommandFace()) == 1
     page = Page(Path("page.html").read_text(encoding="utf-8"))
-    assert "manyformer check net.py:Net dim=4 --length 16 --only causal\n" in page.text
     assert "in the forward of the model itself (Net), after embedding, before head" in page.text
     assert "net.py:13: x = x + x.mean(1, keepdim=True)" in page.text
     assert "  net.py:13: x = x + x.mean(1, keepdim=True)\n" in capsys.readouterr().out
-    with pytest.raises(UserError, match="is for one model; 2 are named"):
-        run_checks(["net.py:Net", "other.py:Net"], request, CommandFace())
 
 
 def test_a_terminal_shows_the_place_below_its_contract() -> None:

@@ -1,13 +1,11 @@
 """What the command lines do for scorers, evaluators and windows: load them by name and run their contracts."""
 
-import importlib.util
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
 from manyformer.analysis.contracts.evaluators import check_evaluator_report
+from manyformer.analysis.contracts.loading import load_function
 from manyformer.analysis.contracts.scorers import check_scorer, scorer_of_model
 from manyformer.base.errors import UserError
 
@@ -37,22 +35,23 @@ def check_scorer_by_name(
         raise UserError("a scorer says not how many tokens there are: give --vocab N")
     if (scorer is None) == (evaluator is None):
         raise UserError("give either --scorer FILE.py:NAME or --evaluator FILE.py:NAME")
-    sizes = None if bytes_of is None else load_callable(bytes_of)
+    sizes = None if bytes_of is None else load_function(bytes_of)
     if evaluator is not None:
-        evaluate = load_callable(evaluator)
+        evaluate = load_function(evaluator)
         report = check_evaluator_report(evaluate, vocab, length=length, bytes_of=sizes, seed=seed, only=only)
-        for row in report.rows if on_row is not None else ():
-            on_row(row)
+        if on_row is not None:
+            for row in report.rows:
+                on_row(row)
         return report
     assert scorer is not None
     return check_scorer(
-        load_callable(scorer),
+        load_function(scorer),
         vocab,
         length=length,
         block=block,
         bytes_of=sizes,
-        decode=None if decode is None else load_callable(decode),
-        encode=None if encode is None else load_callable(encode),
+        decode=None if decode is None else load_function(decode),
+        encode=None if encode is None else load_function(encode),
         bos=bos,
         partitions=[_read_keywords(text) for text in partitions],
         seconds=seconds,
@@ -86,27 +85,6 @@ def check_windows(
         only=only,
         on_row=on_row,
     )
-
-
-def load_callable(reference: str) -> Callable[..., Any]:
-    """The function of a file that FILE.py:NAME names."""
-    path, colon, name = reference.rpartition(":")
-    if not colon or not path:
-        raise UserError(f"'{reference}' names no function: give FILE.py:NAME")
-    file = Path(path)
-    if not file.is_file():
-        raise UserError(f"there is no file {path} (of '{reference}')")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    value = getattr(module, name, None)
-    if not callable(value):
-        functions = ", ".join(key for key, each in vars(module).items() if callable(each) and not key.startswith("_"))
-        raise UserError(f"{path} has no function '{name}'; it has {functions or 'none'}")
-    return value
 
 
 def _read_keywords(text: str) -> dict[str, Any]:
