@@ -17,7 +17,7 @@ from manyformer.base.errors import UserError
 from manyformer.base.files.text_tables import printable
 
 if TYPE_CHECKING:
-    from manyformer.analysis.contracts.check_report import CheckReport
+    from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
     from manyformer.analysis.contracts.loading import LoadedModel
 
 HONEST = 0
@@ -71,6 +71,24 @@ class CheckRequest:
     vocab: int | None = _option("Size of the vocabulary, if it is not to be found by trial.")
     max_length: int | None = _option("The most tokens that the model takes, if they are not to be found by trial.")
     not_causal: bool = _option("The model is an encoder: outputs may depend on later tokens.", default=False)
+    window: int | None = _option("Check the scores that the model gives by windows of so many tokens.")
+    stride: int | None = _option("New tokens in each window; by default the whole window.")
+    scorer: str | None = _option(
+        "Check a function instead that gives the nats of the tokens of a stream.", metavar="FILE.py:NAME"
+    )
+    evaluator: str | None = _option(
+        "Check a function instead that gives one number for (model, tokens).", metavar="FILE.py:NAME"
+    )
+    block: int | None = _option("The size at which the scorer cuts a stream: its window, stride or chunk.")
+    bytes_of: str | None = _option("A function that gives the bytes of each token.", metavar="FILE.py:NAME")
+    decode: str | None = _option("A function that gives the text or bytes of tokens.", metavar="FILE.py:NAME")
+    encode: str | None = _option("A function that gives the tokens of a text.", metavar="FILE.py:NAME")
+    bos: int | None = _option("The token that begins a document, if the scorer promises independent documents.")
+    partition: list[str] | None = _option(  # noqa: RUF009 - a field like the others
+        "Keywords of the scorer that must not change a score; may be given several times.", metavar="KEY=VALUE,..."
+    )
+    seconds: int = _option("About how long the check of a scorer may take.", 120)
+    data: bool = _option("Check data instead: train=PATH and test=PATH, files or folders.", default=False)
     as_json: bool = _option("Print the result as JSON.", default=False, flag="--json")
 
     @property
@@ -197,6 +215,8 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
 
     Of several models, one that cannot be loaded is told, and the others are checked.
     """
+    if request.scorer or request.evaluator or request.data:
+        return _check_no_model(words, request, face)
     named = group_words(words)
     reports: list[CheckReport] = []
     codes: list[int] = []
@@ -224,13 +244,38 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
     return HONEST
 
 
+def _check_no_model(words: Sequence[str], request: CheckRequest, face: CommandFace) -> int:
+    """Check a scorer, an evaluator or data."""
+    from manyformer.analysis.contracts.scorer_command import check_named_data, check_named_scorer
+
+    name = request.scorer or request.evaluator or " ".join(words)
+    with face.status(f"checking {name}") as status:
+
+        def tell(row: "ContractRow") -> None:
+            status(f"checking {name}: {row.contract} {row.verdict}")
+
+        if request.data:
+            report = check_named_data(words, request, tell)
+        else:
+            report = check_named_scorer(words, request, tell)
+    if request.as_json:
+        print(report.to_json())
+    else:
+        face.show(report)
+    return exit_code(report)
+
+
 def _check_one(model: NamedModel, request: CheckRequest, face: CommandFace) -> "tuple[CheckReport, int]":
     from manyformer.analysis.contracts.check import check
     from manyformer.analysis.contracts.importing import printing_to_stderr
+    from manyformer.analysis.contracts.scorer_command import check_named_windows
     from manyformer.analysis.contracts.subject import Subject
 
     with face.status(f"loading {model.name}") as status, printing_to_stderr():
         loaded = face.load(model.name, model.values, request)
+        if request.window is not None or request.stride is not None:
+            report = check_named_windows(loaded.model, model.name, request)
+            return report, exit_code(report)
         options = {**loaded.options, **request.check_options}
         report = check(
             loaded.model,
@@ -307,6 +352,9 @@ def make_parser() -> argparse.ArgumentParser:
         if item.default is False:
             parser.add_argument(flag, dest=item.name, action="store_true", help=help_text)
             continue
+        if item.type == list[str] | None:
+            parser.add_argument(flag, dest=item.name, action="append", metavar=item.metadata["metavar"], help=help_text)
+            continue
         kind = int if item.type in (int, int | None) else str
         metavar = item.metadata["metavar"] or ("N" if kind is int else "NAMES")
         parser.add_argument(flag, dest=item.name, type=kind, default=item.default, metavar=metavar, help=help_text)
@@ -327,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the small program `manyformer-check` and return its exit code."""
     parser = make_parser()
     options: Mapping[str, Any] = vars(parser.parse_intermixed_args(arguments))
-    if not options["names"]:
+    if not (options["names"] or options["scorer"] or options["evaluator"] or options["data"]):
         parser.print_help()
         return HONEST
     request = CheckRequest(**{item.name: options[item.name] for item in fields(CheckRequest)})

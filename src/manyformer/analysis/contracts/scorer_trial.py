@@ -307,7 +307,7 @@ class ScorerTrial:
         known = torch.arange(0)
         candidates = torch.arange(vocab)
         if count < vocab:
-            known = self.tokens[:position].unique()[: count // 8]
+            known = torch.unique(self.tokens[:position])[: count // 8]
             shuffled = torch.randperm(vocab, generator=self.generator)
             sample = shuffled[~torch.isin(shuffled, known)][: count - known.numel()]
             candidates = torch.cat([known, sample])

@@ -6,6 +6,7 @@ weight that depends on it, drop or repeat targets, and count bytes that a text d
 the numbers that a scorer gives for streams that differ in chosen tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,7 +100,7 @@ def _is_noise(calls: Sequence[Tensor]) -> bool:
     """Whether differences between calls have no direction: what learns from a stream makes it cheaper."""
     differences = (calls[-1] - calls[0])[calls[0].isfinite()]
     deviation = float(differences.std())
-    return abs(float(differences.mean())) <= 3 * deviation / max(differences.numel(), 1) ** 0.5
+    return abs(float(differences.mean())) <= 3 * deviation / math.sqrt(max(differences.numel(), 1))
 
 
 def causal_stream(trial: ScorerTrial) -> ContractRow:
