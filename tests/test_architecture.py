@@ -252,7 +252,7 @@ def test_libraries_of_hugging_face_are_called_through_one_door() -> None:
     assert offences == []
 
 
-@pytest.mark.parametrize("name", ["", ".config", ".cli", ".cli.training_worker"])
+@pytest.mark.parametrize("name", ["", ".config", ".cli", ".cli.training_worker", ".analysis.contracts.pytest_plugin"])
 def test_help_and_mistakes_do_not_wait_for_torch(name: str) -> None:
     code = f"import sys, manyformer{name}; sys.exit(int('torch' in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

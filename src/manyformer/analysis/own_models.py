@@ -5,6 +5,7 @@ Recipes are built with tiny sizes, which use all mechanisms and run within milli
 import statistics
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self, final
 
 import torch
@@ -118,9 +119,13 @@ def check(
     )
 
 
-def find_subject(model: nn.Module | Adapter | Subject | str | Path) -> Subject:
-    """The subject for any `model` that `check` accepts, for several checks of it. Raises UserError for others."""
-    return find_any_subject(find_own_subject(model, {}))
+def find_subject(
+    model: nn.Module | Adapter | Subject | str | Path, options: Mapping[str, Any] = MappingProxyType({})
+) -> Subject:
+    """The subject for any `model` that `check` accepts, for several checks of it; `options` are keywords of `check`.
+
+    Raises UserError for others."""
+    return find_any_subject(find_own_subject(model, {}), options)
 
 
 def find_own_subject(

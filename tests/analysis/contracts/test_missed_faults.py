@@ -309,3 +309,134 @@ def test_a_model_that_cannot_load_its_own_state_is_found(faulty: nn.Module, sent
 @pytest.mark.parametrize("sound", [Plain(mean_so_far), Listed(nn.ModuleList), Tied(assign=False)])
 def test_models_that_load_their_own_state_pass(sound: nn.Module) -> None:
     assert row_of(sound, "own-state").verdict == "passed"
+
+
+class WithTargets(Plain):
+    """Called with targets, which some forms need for their logits."""
+
+    def __init__(self, seen: Callable[[Plain, Tensor], Tensor], *, loss_alone: bool) -> None:
+        super().__init__(mean_so_far)
+        self.seen = seen
+        self.loss_alone = loss_alone
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Any:
+        x = self.embed(tokens)
+        logits = self.head(torch.tanh(x + mean_so_far(self, x) + self.seen(self, self.embed(targets))))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return loss if self.loss_alone else (logits, loss)
+
+
+class WithOptionalTargets(WithTargets):
+    """Gives logits without targets too, which have nothing to see then."""
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Any:
+        if targets is None:
+            return Plain.forward(self, tokens)
+        return super().forward(tokens, targets)
+
+
+def same_target(model: Plain, x: Tensor) -> Tensor:
+    return 0.1 * x
+
+
+def earlier_target(model: Plain, x: Tensor) -> Tensor:
+    return 0.1 * nn.functional.pad(x, (0, 0, 1, 0))[:, :-1]
+
+
+def target_in_training(model: Plain, x: Tensor) -> Tensor:
+    return 0.1 * x if model.training else torch.zeros_like(x)
+
+
+def no_target(model: Plain, x: Tensor) -> Tensor:
+    return torch.zeros_like(x)
+
+
+@pytest.mark.parametrize("form", [WithTargets, WithOptionalTargets])
+@pytest.mark.parametrize("loss_alone", [False, True])
+def test_targets_in_the_logits_are_found_in_every_form_of_call(form: type[WithTargets], loss_alone: bool) -> None:
+    def check(seen: Callable[[Plain, Tensor], Tensor]) -> ContractRow:
+        return mf.check(form(seen, loss_alone=loss_alone), only=["targets"])["targets"]
+
+    for faulty, sentence in (
+        (same_target, r"^the target leaks: exchanging target (\d+) changes output \1 by"),
+        (target_in_training, "^in training mode, the target leaks"),
+    ):
+        row = check(faulty)
+        assert row.verdict == "failed", row.sentence
+        assert re.search(sentence, row.sentence), row.sentence
+    assert "same logits, in training mode too" in check(no_target).sentence
+    assert "targets of earlier positions alone" in check(earlier_target).sentence
+
+
+class Cached(Plain):
+    """Keeps the embeddings of earlier tokens; `both_sides` lets the tokens of one call see each other all."""
+
+    def __init__(self, *, both_sides: bool) -> None:
+        super().__init__(ATTENDED)
+        self.both_sides = both_sides
+
+    def step(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        x = self.embed(tokens)
+        before = x[:, :0] if state is None else state
+        keys = torch.cat([before, x], dim=1)
+        positions = torch.arange(keys.shape[1])
+        visible = positions[before.shape[1] :, None] >= positions
+        if self.both_sides and before.shape[1]:
+            visible = visible | (positions >= before.shape[1])
+        scores = (x @ keys.mT / DIM).masked_fill(~visible, -torch.inf)
+        return self.head(torch.tanh(x + scores.softmax(-1) @ keys)), keys
+
+
+def test_chunks_after_a_cache_that_see_both_sides_are_found() -> None:
+    for both_sides, verdict in ((True, "failed"), (False, "passed")):
+        model = Cached(both_sides=both_sides)
+        assert row_of(model, "cached", step=model.step).verdict == "passed"
+        row = row_of(model, "prefill", step=model.step)
+        assert row.verdict == verdict, row.sentence
+
+
+class Documents(Plain):
+    """Attends within documents; with `leaking` the last token of each also sees the first of the next."""
+
+    def __init__(self, *, leaking: bool) -> None:
+        super().__init__(ATTENDED)
+        self.leaking = leaking
+
+    def packed(self, tokens: Tensor, segments: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        positions = torch.arange(tokens.shape[1])
+        visible = causal_mask(positions) & (segments[:, :, None] == segments[:, None])
+        if self.leaking:
+            visible = visible | ((positions[:, None] + 1 == positions) & (segments[:, :, None] != segments[:, None]))
+        scores = (x @ x.mT / DIM).masked_fill(~visible, -torch.inf)
+        return self.head(torch.tanh(x + scores.softmax(-1) @ x))
+
+
+def test_a_token_seen_across_the_border_of_packed_documents_is_found() -> None:
+    for leaking, verdict in ((True, "failed"), (False, "passed")):
+        model = Documents(leaking=leaking)
+        assert row_of(model, "causal", packing=model.packed).verdict == "passed"
+        row = row_of(model, "packing", packing=model.packed)
+        assert row.verdict == verdict, row.sentence
+
+
+class Noisy(Plain):
+    """Draws dropout in training mode; with `leaking` what is left of all tokens goes into each."""
+
+    def __init__(self, *, leaking: bool) -> None:
+        super().__init__(mean_so_far)
+        self.leaking = leaking
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.embed(tokens), 0.3, self.training)
+        y = mean_so_far(self, x)
+        if self.leaking and self.training:
+            y = y + 1e-4 * x.mean(1, keepdim=True)
+        return self.head(torch.tanh(x + y))
+
+
+def test_a_leak_in_training_mode_is_found_under_dropout() -> None:
+    for leaking, verdict in ((True, "failed"), (False, "passed")):
+        row = row_of(Noisy(leaking=leaking), "causal-training")
+        assert row.verdict == verdict, row.sentence
+    assert row_of(Noisy(leaking=True), "causal").verdict == "passed"

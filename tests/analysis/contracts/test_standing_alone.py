@@ -9,6 +9,7 @@ import manyformer as mf
 
 SOURCES = Path(mf.__file__).parents[1]
 CONTRACTS = "manyformer.analysis.contracts"
+PLUGIN = f"{CONTRACTS}.pytest_plugin"
 
 NEEDED_PACKAGES = {"numpy", "torch"}
 
@@ -68,10 +69,18 @@ def closure(modules: set[str]) -> set[str]:
     return reached
 
 
+def packages_among(modules: set[str]) -> set[str]:
+    """The packages that must be installed for these modules."""
+    return {name.split(".")[0] for name in modules} - {"manyformer"} - set(sys.stdlib_module_names)
+
+
 def test_contracts_need_torch_and_numpy_alone() -> None:
     modules = {f"{CONTRACTS}.{file.stem}" for file in (SOURCES / "manyformer/analysis/contracts").glob("[!_]*.py")}
-    reached = closure({CONTRACTS, *modules})
-    packages = {name.split(".")[0] for name in reached} - {"manyformer"} - set(sys.stdlib_module_names)
-    assert packages == NEEDED_PACKAGES
+    reached = closure({CONTRACTS, *modules} - {PLUGIN})
+    assert packages_among(reached) == NEEDED_PACKAGES
     outside = {name for name in reached if name.startswith("manyformer.") and not name.startswith(CONTRACTS)}
     assert outside <= NEEDED_MODULES
+
+
+def test_every_start_of_pytest_waits_for_pytest_alone() -> None:
+    assert packages_among(closure({PLUGIN, "manyformer", "manyformer.analysis", CONTRACTS})) == {"pytest"}

@@ -59,8 +59,8 @@ CHOOSING = re.compile("sort|topk|grouped|arg(max|min)|nonzero|bincount|unique")
 """Operators whose results, and with them all that follows, may change in steps with the rounding of their inputs."""
 
 BFLOAT16_ROUNDING = 1 / 128
-FOURIER_ROUNDING = 5e-6
-"""Differences up to which are rounding: of 8 bits, and of Fourier transforms in float32, relative to the logits."""
+CAST_ROUNDING = 8 * torch.finfo(torch.float32).eps
+"""Differences up to which are rounding, relative to the logits: of 8 bits, and of some numbers in float32."""
 
 BEYOND = 9
 """The number of tokens beyond a model's longest sequence in a test that such a model may refuse."""
@@ -134,7 +134,7 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
     """The finding of all exchanges; `sentence` begins that of a model without a leak."""
     tests = _exchange_tests(trial)
     exact_leak = None
-    same_operators = False
+    bits_decide = trial.subject.exact and trial.subject.bits_decide
     if not trial.subject.content_based:
         # bits first: a tolerance would hide a leak that is small, such as a mean over the whole sequence
         exact_leak = measure_leaks(forward, tests, tolerance=0.0)
@@ -144,42 +144,43 @@ def _judge_leaks(trial: ContractTrial, forward: Forward, sentence: str) -> Contr
         # tokens
         calls, calls_after = (record_calls(forward, x) for x in (exact_leak.inputs, exact_leak.exchanged_inputs()))
         same_operators = calls == calls_after
-        bits_decide = trial.subject.exact and trial.subject.bits_decide
         rounding = trial.subject.float32_tolerance * exact_leak.scale
-        if same_operators and (bits_decide or not exact_leak.size <= rounding):
+        bits_alone = bits_decide or trial.subject.module is None
+        if same_operators and (bits_alone or not exact_leak.size <= rounding):
             return _leak_finding(exact_leak, tests, sentence)
-    if not trial.subject.float64_decides:
-        leak = measure_leaks(forward, tests, tolerance=trial.subject.float32_tolerance)
-        return _leak_finding(leak, tests, f"{sentence} but for rounding")
+    sentence = f"{sentence} but for rounding"
     dtype = None
     if has_float64(trial.subject.token_ids.device):
         dtype = torch.float64
     try:
         with in_dtype(trial.subject.module, dtype):
-            leak = measure_leaks(forward, tests, tolerance=None)
+            tolerance = None if bits_decide else _rounding_of_casts(trial, record_calls(forward, tests[0].inputs))
+            leak = measure_leaks(forward, tests, tolerance=tolerance)
     # a kernel without float64, or a constant of float32 inside of the model
     except (RuntimeError, TypeError) as error:
-        if exact_leak is None or (trial.subject.exact and trial.subject.bits_decide):
+        if exact_leak is None or bits_decide:
             raise
+        if not trial.subject.float64_decides:
+            leak = measure_leaks(forward, tests, tolerance=trial.subject.float32_tolerance)
+            return _leak_finding(leak, tests, sentence)
         size = f"{exact_leak.size / exact_leak.scale:.1e} of the logits"
         reason = f"earlier outputs change by {size}, and float64, which would tell rounding, raises"
         raise Untestable(f"{reason} {type(error).__name__}") from None
-    if exact_leak is not None and same_operators and leak.dtype != torch.float64:
-        # float32 whatever the weights have, in the cast of the logits or inside
-        with in_dtype(trial.subject.module, dtype):
-            calls = record_calls(forward, leak.inputs)
-        leak = leak._replace(allowed=_rounding_of_casts(calls) * leak.scale)
-        if not leak.size <= leak.allowed:
-            return _leak_finding(exact_leak, tests, sentence)
-    return _leak_finding(leak, tests, f"{sentence} but for rounding")
+    return _leak_finding(leak, tests, sentence)
 
 
-def _rounding_of_casts(calls: Sequence[OperatorCall]) -> float:
-    """How far logits in float32 may differ by rounding, relative to the largest, if the weights are in float64."""
-    if any("fft" in call.name and call.dtype in (torch.float32, torch.complex64) for call in calls):
-        # each result of a Fourier transform is rounded by all that go into it
-        return FOURIER_ROUNDING
-    return 4 * torch.finfo(torch.float32).eps
+def _rounding_of_casts(trial: ContractTrial, calls: Sequence[OperatorCall]) -> float | None:
+    """How far logits may differ by rounding, relative to the largest, if the weights are in float64.
+
+    None if everything is in float64. Models cast their logits, norms and tables to float32 whatever the weights have.
+    """
+    dtypes = {call.dtype for call in calls}
+    transformed = any("fft" in call.name and call.dtype in (torch.float32, torch.complex64) for call in calls)
+    if transformed or dtypes & {torch.bfloat16, torch.float16}:
+        return trial.subject.float32_tolerance
+    if torch.float32 in dtypes:
+        return CAST_ROUNDING
+    return None
 
 
 def _exchange_tests(trial: ContractTrial) -> list[ExchangeTest]:
@@ -331,7 +332,7 @@ def causal_autocast(trial: ContractTrial) -> ContractFinding:
         calls, calls_after = (record_calls(forward, inputs) for inputs in (leak.inputs, leak.exchanged_inputs()))
         if calls != calls_after or any(CHOOSING.search(call.name) for call in calls):
             raise Untestable("tokens are sorted or chosen, and 8 bits are too few to tell rounding from a leak")
-        if not trial.subject.exact and leak.size <= BFLOAT16_ROUNDING * leak.scale:
+        if not (trial.subject.exact and trial.subject.bits_decide) and leak.size <= BFLOAT16_ROUNDING * leak.scale:
             no_leak = leak._replace(allowed=BFLOAT16_ROUNDING * leak.scale, exchange=None)
             return _leak_finding(no_leak, tests, f"{sentence} but for rounding")
     return _leak_finding(leak, tests, sentence)
@@ -344,18 +345,21 @@ def targets(trial: ContractTrial) -> ContractFinding:
     Targets of earlier positions are tokens that the model may know, as in teacher forcing.
     """
     module = trial.subject.module
-    finding = _exchange_targets(trial, "")
+    finding = _exchange_targets(trial)
     if not finding.passed or module is None:
         return finding
-    with training_mode(module):
-        try:
-            return _exchange_targets(trial, "in training mode, ")
-        # two equal calls differ, so that nothing can be compared in this mode
-        except Untestable:
-            return finding
+    try:
+        with training_mode(module):
+            in_training = _exchange_targets(trial)
+    # two equal calls differ, so that nothing can be compared in this mode
+    except Untestable:
+        return finding
+    if in_training.passed:
+        return in_training._replace(sentence=f"{in_training.sentence}, in training mode too")
+    return in_training._replace(sentence=f"in training mode, {in_training.sentence}")
 
 
-def _exchange_targets(trial: ContractTrial, mode: str) -> ContractFinding:
+def _exchange_targets(trial: ContractTrial) -> ContractFinding:
     module = trial.subject.module
     inputs = trial.draw(2, trial.length)
     given = trial.tokens(2, trial.length)
@@ -370,7 +374,7 @@ def _exchange_targets(trial: ContractTrial, mode: str) -> ContractFinding:
     if not torch.equal(logits(inputs, given), expected):
         raise Untestable("two equal calls differ")
     if torch.equal(logits(inputs, trial.different_tokens(given)), expected):
-        return passed(f"{mode}other targets give the same logits".strip(), 0.0, 0.0)
+        return passed("other targets give the same logits", 0.0, 0.0)
     # one target in each row is exchanged
     rows = [0] * trial.length
     inputs = inputs.rows(rows)
@@ -382,11 +386,11 @@ def _exchange_targets(trial: ContractTrial, mode: str) -> ContractFinding:
     leaks = changes * later_targets
     size = float(leaks.max())
     if size == 0 and changes.any():
-        return passed(f"{mode}logits depend on targets of earlier positions alone", 0.0, 0.0)
+        return passed("logits depend on targets of earlier positions alone", 0.0, 0.0)
     if size == 0:
-        return failed(f"{mode}the targets leak: other targets change the logits, though none does alone", None, 0.0)
+        return failed("the targets leak: other targets change the logits, though none does alone", None, 0.0)
     target, output = divmod(int(leaks.argmax()), trial.length)
-    sentence = f"{mode}the target leaks: exchanging target {target} changes output {output} by {size:.1e}"
+    sentence = f"the target leaks: exchanging target {target} changes output {output} by {size:.1e}"
     return failed(sentence, size, 0.0)
 
 
@@ -395,7 +399,7 @@ def causal_gradient(trial: ContractTrial) -> ContractFinding:
     """d output i / d embedding j = 0 for j > i; discrete choices (hashes, top-k) are not tested by this."""
     inputs = trial.draw(1, trial.long_length)
     finding = _judge_gradients(trial, inputs, tolerance=0.0)
-    if finding.passed or trial.subject.bits_decide:
+    if finding.passed or (trial.subject.exact and trial.subject.bits_decide):
         return finding
     # a Fourier transform rounds, and its gradients reach everywhere
     if not trial.subject.float64_decides:

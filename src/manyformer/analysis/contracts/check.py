@@ -36,7 +36,7 @@ from manyformer.analysis.contracts.subject import (
 from manyformer.analysis.contracts.trial import FLOAT64_TOLERANCE, Backend, Contract, ContractTrial
 from manyformer.base.errors import UserError, suggest_names
 
-# without repeatable outputs nothing can be compared, so that these two are the first
+# without repeatable outputs nothing can be compared, so that these are the first
 _FIRST = (equivalence_contracts.repeatable, equivalence_contracts.seed, equivalence_contracts.traceless)
 _MODULES = (causality_contracts, decoding_contracts, row_contracts, training_contracts, equivalence_contracts)
 
@@ -46,6 +46,9 @@ CONTRACTS = {
     if isinstance(item, Contract)
 }
 """All contracts by their names, in the order of the report."""
+
+OTHER_SHAPES = ("length", "cached", "prefill", "beams")
+"""Contracts that compare calls of other lengths, in which a model that draws random numbers draws others."""
 
 STEP_LENGTH = 48
 """The length of sequences in contracts that take many single steps."""
@@ -179,6 +182,9 @@ def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRo
             return ContractRow(contract.name, "not promised", f"not promised: {subject.not_promised[need]}")
     if any(row.contract == "repeatable" and row.verdict == "failed" for row in rows):
         sentence = "not run: the model is not repeatable, so outputs cannot be compared"
+        return ContractRow(contract.name, "not run", sentence)
+    if contract.name in OTHER_SHAPES and any(row.contract == "seed" and row.verdict == "failed" for row in rows):
+        sentence = "not run: the model draws random numbers, and others for other lengths"
         return ContractRow(contract.name, "not run", sentence)
     return None
 

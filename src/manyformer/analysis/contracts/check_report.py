@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from manyformer.analysis.contracts.leak_place import LeakPlace
@@ -99,7 +100,7 @@ class CheckReport:
         The place of a broken contract follows its line.
         """
         rows = [
-            (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance), row.sentence)
+            (row.contract, row.verdict, format_number(row.measured), format_number(row.tolerance), row.sentence)
             for row in self.rows
         ]
         header, *table = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
@@ -128,7 +129,7 @@ class CheckReport:
         table.add_column("result")
         for row in self.rows:
             style = STYLES[row.verdict]
-            numbers = _format_number(row.measured), _format_number(row.tolerance)
+            numbers = format_number(row.measured), format_number(row.tolerance)
             told = [row.sentence]
             if row.place is not None:
                 told += row.place.lines()
@@ -143,8 +144,31 @@ class CheckReport:
         report |= {"schema": SCHEMA, "assumptions": list(self.assumptions)}
         return json_text(report, indent=2, ensure_ascii=True)
 
+    def to_html(self, *, command: str | None = None) -> str:
+        """The report as one page of HTML that needs no other file; `command` is what repeats the check."""
+        from manyformer.analysis.contracts.report_page import report_html
 
-def _format_number(value: float | None) -> str:
+        return report_html(self, command=command)
+
+    def write_html(self, path: str | Path, *, command: str | None = None) -> None:
+        """Write the page of `to_html` to a file."""
+        Path(path).write_text(self.to_html(command=command), encoding="utf-8")
+
+    def badge_json(self) -> str:
+        """A badge such as "contracts: kept" or "contracts: 2 broken", as JSON for the endpoint of shields.io."""
+        from manyformer.analysis.contracts.report_page import badge_json
+
+        return badge_json(self)
+
+    def badge_svg(self) -> str:
+        """The same badge as a picture."""
+        from manyformer.analysis.contracts.report_page import badge_svg
+
+        return badge_svg(self)
+
+
+def format_number(value: float | None) -> str:
+    """A measured number as text; nothing for None."""
     if value is None:
         return ""
     # counts and exact zeros are shown as integers; sums and means as such; rounding errors in powers of ten

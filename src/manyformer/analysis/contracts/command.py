@@ -45,6 +45,9 @@ VALUES_HELP = (
     "changes one."
 )
 
+OTHERWISE = "to say otherwise: "
+HOW_TO_SAY = f"{OTHERWISE}--vocab, --max-length, --not-causal, or name a function that gives an Adapter"
+
 EXIT_CODES = "Ends with exit code 0 if all contracts hold, 1 if one fails, 2 if a model could not be tried."
 
 EXAMPLES = (
@@ -195,7 +198,7 @@ def print_report(report: "CheckReport") -> None:
     """Print a report: to a terminal in its width, else one line for each contract."""
     if sys.stdout.isatty():
         width = min(shutil.get_terminal_size().columns, 120)
-        print(printable(wrapped_report(report, width, colored="NO_COLOR" not in os.environ)))
+        print(wrapped_report(report, width, colored="NO_COLOR" not in os.environ))
     else:
         print(printable(report.table()))
 
@@ -288,7 +291,9 @@ def _check_one(model: NamedModel, request: CheckRequest, face: CommandFace) -> "
         )
     promises_itself = isinstance(loaded.model, Subject)
     if not promises_itself:
-        report = dataclasses.replace(report, subject=model.name, assumptions=(*loaded.notes, *report.assumptions))
+        # the report names keywords of Python
+        found = [HOW_TO_SAY if line.startswith(OTHERWISE) else line for line in report.assumptions]
+        report = dataclasses.replace(report, subject=model.name, assumptions=(*loaded.notes, *found))
     return report, exit_code(report, promises_itself=promises_itself)
 
 
@@ -310,9 +315,9 @@ COLORS = {"passed": "32", "failed": "1;31", "not run": "33"}
 
 def wrapped_report(report: "CheckReport", width: int, *, colored: bool = False) -> str:
     """The report for a terminal of so many columns; contracts that are not promised for one reason share a line."""
-    lines = textwrap.wrap(report.heading, width)
+    lines = textwrap.wrap(printable(report.heading), width)
     for assumption in report.assumptions:
-        lines += textwrap.wrap(assumption, width, initial_indent="  ", subsequent_indent="    ")
+        lines += textwrap.wrap(printable(assumption), width, initial_indent="  ", subsequent_indent="    ")
     lines.append("")
     not_promised: dict[str, list[str]] = {}
     names = max((len(row.contract) for row in report.rows), default=0)
@@ -321,7 +326,7 @@ def wrapped_report(report: "CheckReport", width: int, *, colored: bool = False) 
             not_promised.setdefault(row.sentence, []).append(row.contract)
             continue
         begin = f"{row.contract:<{names}}  {row.verdict:<7}  "
-        wrapped = textwrap.wrap(row.sentence, max(20, width - len(begin)), break_on_hyphens=False) or [""]
+        wrapped = textwrap.wrap(printable(row.sentence), max(20, width - len(begin)), break_on_hyphens=False) or [""]
         first = begin + wrapped[0]
         if colored:
             color = f"\x1b[{COLORS[row.verdict]}m{row.verdict:<7}\x1b[0m"
@@ -330,8 +335,8 @@ def wrapped_report(report: "CheckReport", width: int, *, colored: bool = False) 
         lines += [" " * len(begin) + line for line in wrapped[1:]]
     for sentence, contracts in not_promised.items():
         text = f"{', '.join(contracts)}: {sentence}"
-        lines += textwrap.wrap(text, width, subsequent_indent="  ", break_on_hyphens=False)
-    return "\n".join([*lines, "", *textwrap.wrap(report.summary(), width)])
+        lines += textwrap.wrap(printable(text), width, subsequent_indent="  ", break_on_hyphens=False)
+    return "\n".join([*lines, "", *textwrap.wrap(printable(report.summary()), width)])
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -362,6 +367,11 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def read_request(options: Mapping[str, Any]) -> CheckRequest:
+    """How to check, from what the parser has read."""
+    return CheckRequest(**{item.name: options[item.name] for item in fields(CheckRequest)})
+
+
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Wraps the description, but not the examples."""
 
@@ -378,7 +388,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not (options["names"] or options["scorer"] or options["evaluator"] or options["data"]):
         parser.print_help()
         return HONEST
-    request = CheckRequest(**{item.name: options[item.name] for item in fields(CheckRequest)})
+    request = read_request(options)
     try:
         return run_checks(options["names"], request, CommandFace())
     except UserError as error:

@@ -129,6 +129,8 @@ CAUSAL_NAMES = ("causal", "is_causal")
 CONFIG_NAMES = ("config", "cfg", "args", "params", "hparams", "conf", "model_config", "model_args")
 CONFIG_WORDS = ("config", "args", "params", "hparams", "options", "hyperparameters")
 
+TYPE_WORDS: dict[type, str] = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
 UNKNOWN = inspect.Parameter.empty
 
 
@@ -191,9 +193,12 @@ def build_from_names(
             errors.append(error)
             continue
         return Built(value, _notes(label, filled.notes))
-    sizes = ", ".join(f"{name}={value!r}" for name, value in tried[0].items()) or "its defaults"
+    # with its own defaults alone, what it raises says all
+    if not tried[0]:
+        raise errors[0]
+    sizes = ", ".join(f"{name}={value!r}" for name, value in tried[0].items())
     raise ConstructorRefusal(
-        f"{label} cannot be built with {sizes}: {errors[0]}; say what fits, as in `{_example_name(tried[0])}=VALUE`, "
+        f"{label} cannot be built with {sizes}: {errors[0]}; say what fits, as in `{next(iter(tried[0]))}=VALUE`, "
         f"or name a function that builds it:\n{_factory(target, tried[0], [])}"
     ) from errors[0]
 
@@ -431,13 +436,13 @@ def config_class(need: Need, owner: Callable[..., Any]) -> Callable[..., Any] | 
     if _subscripted(owner, need.name):
         return None
     module = sys.modules.get(owner.__module__)
-    known = [item for item in vars(module).values() if _is_config_class(item)] if module else []
+    known: list[type] = [item for item in vars(module).values() if _is_config_class(item)] if module else []
     own_name = getattr(owner, "__name__", "").lower()
     # GPTConfig for GPT; else the only one
     matching = [item for item in known if item.__name__.lower().startswith(own_name)]
     for group in (matching, known):
         if len(group) == 1:
-            return group[0]  # type: ignore[no-any-return]
+            return group[0]
     return None
 
 
@@ -483,7 +488,7 @@ def typed_value(need: Need, text: str) -> Any:
     if tuple in kinds and isinstance(value, list):
         value = tuple(value)
     if kinds & {int, float, bool} and not isinstance(value, tuple(kinds - {type(None)})):
-        expected = " or ".join(sorted(kind.__name__ for kind in kinds if kind is not type(None)))
+        expected = " or ".join(sorted(TYPE_WORDS.get(kind, kind.__name__) for kind in kinds if kind is not type(None)))
         raise UserError(f"{need.name}={text} must be {expected}")
     return value
 
@@ -516,10 +521,6 @@ def _check_given(target: Callable[..., Any], given: Mapping[str, str], label: st
         raise UserError(f"{label} has no parameter '{name}'; {suggest_names(name, names)}")
 
 
-def _example_name(filled: Mapping[str, Any]) -> str:
-    return next(iter(filled), "n_layer")
-
-
 def _refusal(target: Callable[..., Any], filled: Filled, label: str) -> ConstructorRefusal:
     """The error for values that no name gives, with a factory to write."""
     names = ", ".join(filled.missing)
@@ -528,7 +529,7 @@ def _refusal(target: Callable[..., Any], filled: Filled, label: str) -> Construc
         if keys:
             example = _factory(target, {}, [], mapping=(name, keys))
             return ConstructorRefusal(
-                f"{label} reads a dictionary, '{name}', whose values no name gives; name a function that builds it:\n"
+                f"{label} reads a dictionary, '{name}', which cannot be filled; name a function that builds it:\n"
                 f"{example}"
             )
     it = "it" if len(filled.missing) == 1 else "them"
@@ -536,9 +537,8 @@ def _refusal(target: Callable[..., Any], filled: Filled, label: str) -> Construc
         ways = "name a function that builds it"
     else:
         ways = f"give {it}, as in `{filled.missing[0]}=VALUE`, or name a function that builds it"
-    return ConstructorRefusal(
-        f"{label} needs {names}, whose value no name gives; {ways}:\n{_factory(target, filled.notes, filled.missing)}"
-    )
+    example = _factory(target, filled.notes, filled.missing)
+    return ConstructorRefusal(f"{label} needs {names}, which cannot be filled by name; {ways}:\n{example}")
 
 
 def _factory(
@@ -557,13 +557,16 @@ def _factory(
             value = SIZES.get(SIZE_OF.get(key, ""), CUSTOMARY.get(key, "..."))
             entries.append(f'"{key}": {value}')
         values.append(f"{mapping[0]}={{{', '.join(entries)}}}")
+    configs: list[str] = []
     for need in needs_of(target):
         config = config_class(need, target)
         if isinstance(config, type) and need.required:
+            configs.append(config.__name__)
             inside = {name: value for name, value in filled.items() if name not in own}
             texts = [f"{name}={value!r}" for name, value in inside.items()]
             texts += [f"{name}=..." for name in missing if name not in own]
             values.append(f"{need.name}={config.__name__}({', '.join(texts)})")
     name = getattr(target, "__name__", "Model")
-    module = target.__module__.rpartition(".")[2].removeprefix("checked_")
-    return f"    from {module} import {name}\n    def tiny():\n        return {name}({', '.join(values)})"
+    module = target.__module__.removeprefix("checked_")
+    names = ", ".join([name, *configs])
+    return f"    from {module} import {names}\n    def tiny():\n        return {name}({', '.join(values)})"

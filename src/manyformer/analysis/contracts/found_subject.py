@@ -8,7 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from manyformer.analysis.contracts.cache_forms import FoundCache, find_cache
+from manyformer.analysis.contracts.cache_forms import FIRST_STEP_TOLERANCE, FoundCache, find_cache
 from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, find_form
 from manyformer.analysis.contracts.isolation import (
     constant_parameters,
@@ -16,6 +16,7 @@ from manyformer.analysis.contracts.isolation import (
     restoring_model_and_rng,
     restoring_tensors,
 )
+from manyformer.analysis.contracts.mask_forms import CalledWith, find_masks
 from manyformer.analysis.contracts.rounding import has_float64_twin, rounding_tolerance
 from manyformer.analysis.contracts.subject import (
     FLOAT32_TOLERANCE,
@@ -35,8 +36,10 @@ DEFAULT_LENGTH = 64
 """The length of sequences, unless another is given; causality is tested at the model's limit too."""
 
 NOT_PROMISED = {
-    "padding_invariant": "a call has no argument for padding that is known",
-    "packing": "a call has no argument for documents that is known",
+    "padding-state": "its steps take no padding",
+    "ragged": "its steps take no padding",
+    "packing-state": "its steps take no documents",
+    "empty-rows": "rows without tokens are no promise",
     "cross_attention": "it reads one sequence only",
     "capacity": "its cache is not allocated by the caller",
     "rewind": "its cache may change in place",
@@ -135,10 +138,11 @@ class FoundSubject(Subject):
             self.token_ids = torch.arange(self.found.vocabulary, device=self.device)
             self.cache: FoundCache | str = find_cache(module, self.found)
             self.row_axes = _row_axes(self)
+            self.masks = find_masks(module, self.found)
             self.exact = has_float64_twin(module, self._example)
             self.float64_decides = self.exact
             self.float32_tolerance = rounding_tolerance(module, self._example, least=FLOAT32_TOLERANCE)
-        self.chunked = not isinstance(self.cache, str) and not self.cache.form.takes_prefix
+        self.chunked = isinstance(self.cache, FoundCache) and not self.cache.form.takes_prefix
         self.not_promised = NOT_PROMISED | self._reasons(causal=causal)
 
     def _example(self) -> Tensor:
@@ -157,8 +161,14 @@ class FoundSubject(Subject):
             reasons["causal"] = LAST_ALONE
         if self.found.target_form is None:
             reasons["targets"] = "its form of call takes no targets"
+        if self.masks.padding is None and self.masks.documents is None:
+            reasons["padding_invariant"] = self.masks.padding_reason
+        if self.masks.documents is None:
+            reasons["packing"] = self.masks.documents_reason
         if isinstance(self.cache, str):
             reasons["incremental_decoding"] = self.cache
+        elif self.cache.one_token:
+            reasons["prefill"] = "a call takes one token"
         if isinstance(self.row_axes, str):
             reasons["beams"] = self.row_axes
         if isinstance(self.module, ExportedModule):
@@ -172,7 +182,14 @@ class FoundSubject(Subject):
         checked = "checked as causal"
         if "causal" in self.not_promised:
             checked = f"not checked as causal ({self.not_promised['causal']})"
-        decodes = self.cache if isinstance(self.cache, str) else f"decodes as {self.cache.form.name}"
+        if isinstance(self.cache, str):
+            decodes = self.cache
+        else:
+            decodes = f"decodes as {self.cache.form.name}"
+            if self.cache.first_step > FIRST_STEP_TOLERANCE:
+                decodes = f"{decodes}, though its first step is {self.cache.first_step:.0e} off"
+        if told := self.masks.describe():
+            decodes = f"{decodes}; {told}"
         sentences = [f"{form}; {checked}", f"{vocabulary}; {lengths}", decodes]
         if self.perturbed:
             names = ", ".join(self.perturbed[:MAX_NAMES])
@@ -192,7 +209,10 @@ class FoundSubject(Subject):
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         assert self.module is not None
         if state is None:
-            return SubjectOutput(self.found.logits(self.module, inputs.tokens))
+            called: Any = self.module
+            if inputs.segments is not None:
+                called = CalledWith(self.module, self.masks.options(inputs.segments))
+            return SubjectOutput(self.found.logits(called, inputs.tokens))
         assert isinstance(self.cache, FoundCache)
         tokens = torch.cat([state.tokens, inputs.tokens], dim=1)
         logits, value = self.cache.step(tokens, inputs.tokens.shape[1], state.value)

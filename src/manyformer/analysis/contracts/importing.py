@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +99,7 @@ def import_file(path: Path) -> Imported:
             with user_code(f"importing {path.name}", place.root, path):
                 return Imported(_import_once(path, place))
         except UserError as error:
-            missing = _missing_name(error)
+            missing = _missing_name(error, path)
             if missing is None or missing in resolved:
                 raise
             resolved.add(missing)
@@ -213,12 +213,16 @@ def _execute(name: str, path: Path, package: Path | None = None) -> ModuleType:
     return module
 
 
-def _missing_name(error: UserError) -> str | None:
-    """The first part of the name of a module that was not found."""
+def _missing_name(error: UserError, path: Path) -> str | None:
+    """The module that was not found, as the line that imports it names it."""
     cause = error.__cause__
-    if isinstance(cause, ModuleNotFoundError) and cause.name:
-        return cause.name.partition(".")[0]
-    return None
+    if not isinstance(cause, ModuleNotFoundError) or not cause.name:
+        return None
+    frame = own_frame(cause, place_of(path).root)
+    for name, number in [] if frame is None else imported_names(Path(frame.filename)):
+        if number == frame.lineno and f"{name}.".startswith(f"{cause.name}."):
+            return name
+    return cause.name
 
 
 def _resolve(name: str, path: Path, place: Place) -> bool:
@@ -228,7 +232,7 @@ def _resolve(name: str, path: Path, place: Place) -> bool:
             _add_root(folder)
             return True
     beside = path.parent / f"{name}.py"
-    if len(place.parts) > 1 and beside.is_file():
+    if "." not in name and len(place.parts) > 1 and beside.is_file():
         # this module alone: its whole folder on the path would let a types.py there hide the standard library
         with user_code(f"importing {beside.name}", place.root, beside):
             _execute(name, beside)
@@ -237,7 +241,11 @@ def _resolve(name: str, path: Path, place: Place) -> bool:
 
 
 def _holds(folder: Path, name: str) -> bool:
-    return (folder / f"{name}.py").is_file() or (folder / name / "__init__.py").is_file()
+    """Whether a module is in a folder: as a file, as a package, or inside one that has no `__init__.py`."""
+    path = folder.joinpath(*name.split("."))
+    if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+        return True
+    return "." in name and path.is_dir()
 
 
 def _reached(error: UserError, path: Path) -> bool:
@@ -327,7 +335,8 @@ def describe_error(error: BaseException, doing: str, root: Path) -> str:
     if _wants_cuda(error, message):
         return f"{where}{code[2:-1] or doing} needs CUDA, and this machine has none: choose the device by an argument"
     kind = type(error).__name__
-    return f"{where}{doing} raised {kind}{': ' if message else ''}{message}{code}"
+    hint = f"; {MAIN_GUARD}" if "argv" in code else ""
+    return f"{where}{doing} raised {kind}{': ' if message else ''}{message}{code}{hint}"
 
 
 def _wants_cuda(error: BaseException, message: str) -> bool:
@@ -355,23 +364,27 @@ def _missing_sentence(error: ModuleNotFoundError, frame: traceback.FrameSummary 
 
 def missing_imports(path: Path, root: Path) -> dict[str, int]:
     """The modules that a file imports at its top and that cannot be found, with the number of the line."""
+    missing: dict[str, int] = {}
+    for name, number in imported_names(path):
+        top = name.partition(".")[0]
+        if top not in missing and not _can_be_found(top) and not _holds(root, top):
+            missing[top] = number
+    return missing
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, int]]:
+    """The modules that a file imports at its top by absolute names, with the numbers of the lines."""
     try:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
-        return {}
-    missing: dict[str, int] = {}
+        return
     # what is in `try` or `if` has another way
     for node in tree.body:
-        names: Sequence[str] = ()
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            for alias in node.names:
+                yield alias.name, node.lineno
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            names = [node.module]
-        for name in names:
-            top = name.partition(".")[0]
-            if top not in missing and not _can_be_found(top) and not _holds(root, top):
-                missing[top] = node.lineno
-    return missing
+            yield node.module, node.lineno
 
 
 def _can_be_found(name: str) -> bool:
@@ -405,7 +418,7 @@ def main_guarded_names(module: ModuleType) -> set[str]:
         return set()
     names: set[str] = set()
     for node in tree.body:
-        if isinstance(node, ast.If) and "__main__" in ast.dump(node.test):
+        if isinstance(node, ast.If) and "__main__" in ast.unparse(node.test):
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
                     names.add(inner.id)

@@ -138,7 +138,7 @@ class LeakPlace:
         if not self.tokens or self.kind not in ("later tokens", "other rows"):
             return ""
         if self.kind == "later tokens":
-            compared = f"[:, : {self.token}]"
+            compared = f"[:, :{self.token}]"
         else:
             compared = f"[{self.row}]"
         return "\n".join(
@@ -166,12 +166,14 @@ class LeakPlace:
 
 
 def _tensor_lines(name: str, rows: tuple[tuple[int, ...], ...]) -> list[str]:
-    shown = [textwrap.wrap(str(list(row)), 96, break_long_words=False) for row in rows]
-    lines = [f"{name} = torch.tensor(", "    ["]
+    shown = [textwrap.wrap(str(list(row)), 88, break_long_words=False) for row in rows]
+    if len(shown) == 1 and len(shown[0]) == 1:
+        return [f"{name} = torch.tensor([{shown[0][0]}])"]
+    lines = [f"{name} = torch.tensor(["]
     for row in shown:
         row[-1] += ","
-        lines += [f"        {line}" for line in row]
-    return [*lines, "    ]", ")"]
+        lines += [f"    {line}" for line in row]
+    return [*lines, "])"]
 
 
 def shortened(line: str, width: int) -> str:

@@ -31,6 +31,7 @@ from manyformer.analysis.contracts.importing import (
 )
 from manyformer.analysis.contracts.subject import Adapter, Subject
 from manyformer.base.errors import UserError, list_names, suggest_names
+from manyformer.base.libraries import has_weights, load_stranger_model
 
 ARCHIVES = (".pt", ".pth", ".pt2", ".ts", ".ptl", ".bin", ".safetensors", ".ckpt")
 """How the names of saved programs and weights end."""
@@ -91,7 +92,7 @@ def split_name(name: str) -> tuple[str, str | None]:
 def _existing_file(source: str, attribute: str | None) -> Path:
     path = Path(source)
     if path.is_dir():
-        files = sorted(str(file) for file in path.glob("*.py"))
+        files = sorted(str(file) for file in path.glob("[!_]*.py"))
         example = f"{files[0]}:{attribute or 'GPT'}" if files else HOW_TO_NAME
         raise UserError(f"{source} is a folder; name the file in it, as in {example}")
     if not path.exists():
@@ -133,7 +134,7 @@ def _resolve_model(value: Any, label: str, root: Path, given: Mapping[str, str])
         return _model_of_result(value, label, "is")
     if isinstance(value, type) and not issubclass(value, nn.Module):
         raise UserError(f"{label} is a class, but no nn.Module: name the model's class, or a function that builds it")
-    doing = f"building {label}"
+    doing = f"building {label}" if isinstance(value, type) else f"calling {label}"
     built: Built = build_from_names(value, given, label, lambda call: run_user_code(call, doing, root))
     loaded = _model_of_result(built.value, label, "gives")
     return LoadedModel(loaded.model, built.notes, loaded.options)
@@ -237,31 +238,16 @@ def _unknown_name(module: ModuleType, holder: Any, name: str, source: str) -> st
 def load_folder(folder: Path) -> LoadedModel:
     """The Hugging Face model in a folder, with random weights if it has none. Raises UserError."""
     if not (folder / "config.json").is_file():
-        files = sorted(str(file) for file in folder.glob("*.py"))
+        files = sorted(str(file) for file in folder.glob("[!_]*.py"))
         hint = f"name a file, as in {files[0]}:GPT" if files else "name a file, as in model.py:GPT"
         raise UserError(f"{folder} has no config.json, so it is no Hugging Face model; {hint}")
     if importlib.util.find_spec("transformers") is None:
         raise UserError(f"{folder} is a Hugging Face model, which needs transformers: pip install transformers")
     with user_code(f"loading {folder}", folder):
-        return _load_hugging_face(folder)
-
-
-def _load_hugging_face(folder: Path) -> LoadedModel:
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    config: Any = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    names = getattr(config, "architectures", None) or []
-    model_class: Any = getattr(transformers, names[0], None) if names else None
-    if model_class is None:
-        model_class = transformers.AutoModelForCausalLM
-    if any(folder.glob("*.safetensors")) or any(folder.glob("*.bin")):
-        # pickles of weights are read as weights alone
-        model = model_class.from_pretrained(folder, local_files_only=True, weights_only=True)
-        return LoadedModel(model.eval())
-    from_config = getattr(model_class, "from_config", model_class)
-    return LoadedModel(from_config(config).eval(), (f"{folder} has no weights: they are random",))
+        model = load_stranger_model(folder).eval()
+    if has_weights(folder):
+        return LoadedModel(model)
+    return LoadedModel(model, (f"{folder} has no weights: they are random",))
 
 
 def load_archive(path: Path) -> LoadedModel:

@@ -17,7 +17,7 @@ MAX_TOLERANCE = 0.1
 JITTERS = 3
 """How often the weights are moved by their rounding."""
 
-SAFETY = 8
+SAFETY = 4
 """How much further apart than moved weights two orders of the same sums may be."""
 
 HALVES = (torch.bfloat16, torch.float16)

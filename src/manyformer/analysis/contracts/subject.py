@@ -231,6 +231,8 @@ class StateBox:
 class AdapterSubject(Subject):
     """The subject of an adapter; it promises what the adapter has callables for."""
 
+    bits_decide = False  # a Fourier transform rounds otherwise where tokens change
+
     def __init__(self, adapter: Adapter) -> None:
         # with a single token every exchange leaves the inputs as they are
         if adapter.vocab < 2:

@@ -151,6 +151,28 @@ def reload_model(model_class: Any, folder: str) -> Any:
         return model_class.from_pretrained(folder)
 
 
+def load_stranger_model(folder: Path) -> Any:
+    """The model of `transformers` in a folder, of the class that its configuration names; without weights, random ones.
+
+    Raises ImportError without the package, and whatever this raises."""
+    import transformers
+
+    with library_call(), silence_transformers():
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        names = getattr(config, "architectures", None) or ["AutoModelForCausalLM"]
+        model_class: Any = getattr(transformers, names[0], transformers.AutoModelForCausalLM)
+        if has_weights(folder):
+            # a pickle of weights is read as weights alone
+            return model_class.from_pretrained(folder, local_files_only=True, weights_only=True)
+        from_config = getattr(model_class, "from_config", model_class)
+        return from_config(config)
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a folder has a file of weights beside its configuration."""
+    return any(path.suffix in (".safetensors", ".bin") for path in folder.iterdir())
+
+
 def load_saved_dataset(folder: str) -> Any:
     """What `save_to_disk` of `datasets` wrote into a folder. Raises ImportError without the package."""
     import datasets
