@@ -20,11 +20,11 @@ from pathlib import Path
 import torch
 
 import manyformer as mf
-from manyformer.analysis.contracts import CheckReport, ContractRow
+from manyformer.analysis.contracts import CheckReport
 from manyformer.base.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "analysis" / "contracts"))
-from strange_faults import LEAKS, Mutant, draw_mutants
+from strange_faults import Mutant, draw_mutants, names_place
 from strange_sound import SoundModel, draw_sound
 
 LEFT_OUT = ("compile",)
@@ -46,7 +46,7 @@ class Result:
 
     @property
     def place_named(self) -> bool:
-        return self.red and isinstance(self.model, Mutant) and names_place(self.report, self.model)
+        return isinstance(self.model, Mutant) and self.report is not None and names_place(self.report, self.model)
 
 
 def check_model(model: Mutant | SoundModel, *, seed: int) -> Result:
@@ -57,26 +57,6 @@ def check_model(model: Mutant | SoundModel, *, seed: int) -> Result:
     except UserError as error:
         return Result(model, None, time.process_time() - start, str(error))
     return Result(model, report, time.process_time() - start)
-
-
-def names_place(report: CheckReport | None, mutant: Mutant) -> bool:
-    """Whether a red row of a contract that is for the fault names its module and position."""
-    assert report is not None
-    rows = [row for row in report.failed if row.contract in mutant.contracts]
-    if mutant.contracts != LEAKS:
-        return bool(rows)
-    return any(_names_module(row, mutant) and _names_position(row, mutant) for row in rows)
-
-
-def _names_module(row: ContractRow, mutant: Mutant) -> bool:
-    """Whether the module of a row's place is that of the fault, or a part of it."""
-    if row.place is None or row.place.module is None:
-        return False
-    return f"{row.place.module}.".startswith(f"{mutant.module}.")
-
-
-def _names_position(row: ContractRow, mutant: Mutant) -> bool:
-    return mutant.read_at is None or (row.place is not None and row.place.token == mutant.read_at)
 
 
 def check_all(seed: int, only: Sequence[str], *, twins: bool) -> Iterator[Result]:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 import manyformer as mf
+from manyformer.analysis.contracts.check_report import ContractRow
 
 VOCAB = 97
 SIGNIFICANT = 1e-4
@@ -46,12 +47,32 @@ class Fault(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A fault as it was found here; `release` is None where the package is not installed."""
+    """A fault as it was found here; `release` is None where the package is not installed, `row` where nothing was
+    checked."""
 
     fault: Fault
     release: str | None
     measured: Measured
-    verdict: str
+    row: ContractRow | None = None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the package is here without the fault, or the checker does not see it."""
+        if self.release is None:
+            return False
+        return not self.measured.size > SIGNIFICANT or (self.row is not None and self.row.verdict != "failed")
+
+    def lines(self) -> list[str]:
+        size = "" if self.measured.size in (0.0, float("inf")) else f"{self.measured.size:.1e}: "
+        found = [f"{self.fault.package} {self.release or '(not installed)'} {self.fault.where}"]
+        found.append(f"{size}{self.measured.sentence}")
+        if self.row is not None:
+            found.append(f"{self.row.contract} {self.row.verdict}: {self.row.sentence}")
+            if self.row.place is not None:
+                found += self.row.place.lines(160)
+        if self.is_missing:
+            found.append("NO FAULT HERE, OR NOT SEEN")
+        return found
 
 
 def logits_of(result: Any) -> Tensor:
@@ -366,7 +387,7 @@ FAULTS = (
     Fault(
         "x-transformers",
         "`Decoder(attn_orthog_projected_values=True)`",
-        "the projection is onto the values of the whole sequence, flattened",
+        "outputs are projected with one coefficient for the whole sequence, which is flattened",
         projected_values,
         future(64),
         "causal",
@@ -407,27 +428,28 @@ def find(fault: Fault, *, checked: bool) -> Result:
         with torch.no_grad():
             measured = fault.measure(fault.build())
     except (PackageNotFoundError, ImportError) as error:
-        return Result(fault, None, Measured(0.0, f"not measured: {error}"), "")
+        return Result(fault, None, Measured(0.0, f"not measured: {error}"))
     except SystemExit:
-        return Result(
-            fault, None, Measured(0.0, "not measured: the package ends the process without its companions"), ""
-        )
+        return Result(fault, None, Measured(0.0, "not measured: the package ends the process without its companions"))
     if fault.contract is None or not checked:
-        return Result(fault, release, measured, "")
+        return Result(fault, release, measured)
     torch.manual_seed(0)
     # the model as a stranger has it: in float32, in evaluation mode, and without an adapter
     report = mf.check(fault.build().eval(), only=[fault.contract], length=fault.length)
-    row = report[fault.contract]
-    return Result(fault, release, measured, f"{fault.contract} {row.verdict}: {row.sentence}")
+    return Result(fault, release, measured, report[fault.contract])
 
 
 def markdown(results: Iterable[Result]) -> str:
-    lines = ["| release | where | fault | size | contract |", "| --- | --- | --- | --: | --- |"]
-    for fault, release, measured, _ in results:
-        if release is not None:
-            size = "raises" if measured.size == float("inf") else f"{measured.size:.1g}"
-            contract = "" if fault.contract is None else f"`{fault.contract}`"
-            lines.append(f"| {fault.package} {release} | {fault.where} | {fault.sentence} | {size} | {contract} |")
+    lines = ["| release | where | fault | size | contract, and its place |", "| --- | --- | --- | --: | --- |"]
+    for result in results:
+        if result.release is None:
+            continue
+        fault = result.fault
+        size = "raises" if result.measured.size == float("inf") else f"{result.measured.size:.1g}"
+        contract = "" if fault.contract is None else f"`{fault.contract}`"
+        if result.row is not None and result.row.place is not None and result.row.place.module is not None:
+            contract = f"{contract}, `{result.row.place.module}`"
+        lines.append(f"| {fault.package} {result.release} | {fault.where} | {fault.sentence} | {size} | {contract} |")
     return "\n".join(lines)
 
 
@@ -442,23 +464,16 @@ def main() -> int:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     results = []
-    gone = 0
     for fault in FAULTS:
         if arguments.only and not any(part in f"{fault.package} {fault.where}" for part in arguments.only):
             continue
         result = find(fault, checked=not arguments.no_check)
         results.append(result)
-        is_gone = result.release is not None and not result.measured.size > SIGNIFICANT
-        gone += is_gone
         if not arguments.markdown:
-            size = "" if result.measured.size in (0.0, float("inf")) else f"{result.measured.size:.1e}: "
-            print(f"{fault.package} {result.release or '(not installed)'} {fault.where}")
-            print(f"    {size}{result.measured.sentence}{' - no fault here' if is_gone else ''}")
-            if result.verdict:
-                print(f"    {result.verdict}")
+            print("\n    ".join(result.lines()), flush=True)
     if arguments.markdown:
         print(markdown(results))
-    return 1 if gone else 0
+    return 1 if any(result.is_missing for result in results) else 0
 
 
 if __name__ == "__main__":

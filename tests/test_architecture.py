@@ -356,6 +356,8 @@ WRITTEN_ELSEWHERE = {
     "conversion/hugging_face/model_import.py": ["save"] * 2,
     "training/init_from.py": ["save"],
     "training/session.py": ["save"],
+    # contracts need torch and NumPy alone, the writer safetensors; the same command writes the page again
+    "analysis/contracts/check_report.py": ["write_text"],
     # a text, not a file
     "config/run_file.py": ["dump"],
     # a draft folder that becomes the complete one, and one that is set aside

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 FAILS = "normalized"
-VOCAB = 32
+VOCAB = 16
 TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(0)).log_softmax(-1).exp()
 """A language model: the probabilities of the next token after each token."""
 BUCKETS = 97

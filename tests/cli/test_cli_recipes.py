@@ -17,25 +17,28 @@ from manyformer.recipes.parts.model_summary import count_parameters, forward_cos
 from manyformer.recipes.parts.registry import build_on_meta
 
 
-def test_list_shows_every_recipe_within_the_width_of_a_page(cli: Cli) -> None:
+def test_a_piped_list_has_a_whole_line_for_each_recipe(cli: Cli) -> None:
     rows = cli("list").out.splitlines()
-    assert max(map(len, rows)) <= 120
-    assert set(mf.recipes()) <= {row.partition(" ")[0] for row in rows}
+    header, *listed = rows[: len(mf.recipes()) + 1]
+    assert header.split() == ["recipe", "year", "family", "task", "state", "title"]
+    assert {row.split()[0] for row in listed} == set(mf.recipes())
+    assert all(row.endswith(mf.recipes()[row.split()[0]].card.title) for row in listed)
     records = {record["name"]: record["cost"] for record in json.loads(cli("list", "--json").out)}
     assert records == {name: recipe.card.cost for name, recipe in mf.recipes().items()}
 
 
-@pytest.mark.parametrize(("columns", "shown"), [(80, []), (120, ["promises"]), (160, ["promises", "cost"])])
-def test_list_has_the_columns_that_a_terminal_has_room_for(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch, columns: int, shown: list[str]
-) -> None:
+@pytest.mark.parametrize("words", [[], ["--state", "constant"], ["--task", "language-model"]])
+def test_the_list_fits_a_screen_of_eighty_columns(cli: Cli, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    rows = re.sub(r"\x1b\[\d*m", "", cli("list").out).splitlines()
-    assert rows[0].split() == ["recipe", "title", "year", *shown]
-    assert max(map(len, rows)) <= columns
-    # names are never broken
-    assert [name for name in mf.recipes() if not any(row.startswith(f"{name} ") for row in rows)] == []
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = re.sub(r"\x1b\[\d*m", "", cli("list", *words).out).splitlines()
+    assert len(rows) <= 50
+    assert max(map(len, rows)) <= 80
+    # names are never broken: each is found whole between spaces and commas
+    found = {word.strip(",") for row in rows for word in row.split()}
+    records = json.loads(cli("list", *words, "--json").out)
+    assert len(records) > 20
+    assert {record["name"] for record in records} <= found
 
 
 def test_list_can_be_narrowed(cli: Cli) -> None:
@@ -45,8 +48,31 @@ def test_list_can_be_narrowed(cli: Cli) -> None:
     masked = [name for name, recipe in mf.recipes().items() if recipe.card.task.name == "masked-lm"]
     assert "bert" in names("--task", "masked-lm") == masked
     assert "transformer-lm" in names("*-lm") == [name for name in mf.recipes() if name.endswith("-lm")]
-    assert "transformer-classifier" in names("classif") == [name for name in mf.recipes() if "classif" in name]
+    assert {"gat", "graphormer"} < set(names("--family", "graph"))
+    assert {"mamba", "rwkv-7", "longformer-lm"} < set(names("--state", "constant"))
+    assert "llama" in names("--state", "grows")
+    assert set(names("--year", "2024-", "--family", "experts")) == {"deepseek", "gpt-oss", "mixtral"}
+    assert names("--year", "2015") == ["bahdanau"]
+    # words of summaries are found, too, and the name of a published size finds its recipe
+    assert "fnet" in names("fourier")
+    assert names("gpt2-xl") == ["transformer-lm"]
     assert set(names()) == set(mf.recipes())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--family", "linaer"], "there is no family 'linaer'; did you mean linear"),
+        (["--state", "fixed"], "--state (fixed) must be constant or grows"),
+        (["--year", "soon"], "--year (soon) must be a year or years, such as 2021, 2020-2022 or 2024-"),
+        (["--year", "1990"], "no recipe matches --year 1990; leave one of them out"),
+        (["zzz", "--task", "translation"], "no recipe matches 'zzz' --task translation; "),
+    ],
+)
+def test_a_list_without_matches_says_what_to_change(cli: Cli, words: list[str], sentence: str) -> None:
+    ended = cli("list", *words)
+    assert ended.code == 2
+    assert sentence in ended.err
 
 
 @pytest.mark.thinned(6)

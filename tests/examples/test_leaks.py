@@ -13,7 +13,9 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.analysis.contracts import CONTRACTS, Adapter
-from manyformer.analysis.contracts.scorers import check_evaluator, check_scorer
+from manyformer.analysis.contracts.evaluators import check_evaluator
+from manyformer.analysis.contracts.scorers import check_scorer
+from manyformer.cli import run
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "examples/leaks"
@@ -49,7 +51,7 @@ def build(name: str, kind: str) -> nn.Module:
 
 
 def score_failures(score: Any, vocab: int, **options: Any) -> set[str]:
-    return {row.contract for row in check_scorer(score, vocab, length=LENGTH, **options).failed}
+    return {row.contract for row in check_scorer(score, vocab, length=24, **options).failed}
 
 
 def test_every_case_is_one_of_a_known_kind() -> None:
@@ -79,7 +81,7 @@ def test_a_sound_twin_breaks_another_contract(name: str) -> None:
 @pytest.mark.parametrize("name", SCORERS)
 def test_the_leak_of_a_scorer_is_missed(name: str) -> None:
     case = CASES[name]
-    assert case.FAILS in score_failures(case.faulty, case.VOCAB)
+    assert score_failures(case.faulty, case.VOCAB, only=[case.FAILS]) == {case.FAILS}
     assert score_failures(case.sound, case.VOCAB) == set()
 
 
@@ -111,6 +113,20 @@ def test_an_honest_model_that_looks_wrong_is_accused_once_it_is_described(name: 
         assert failures(case.honest(), only=LEAKS) == set()
     else:
         assert failures(build(name, "Model"), only=set(LEAKS) - {contract}) == set()
+
+
+def test_the_page_finds_another_place_than_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = (ROOT / "docs/honest.md").read_text()
+    (code, *_) = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^  (model\.py:\d+: .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model.py").write_text(code)
+    assert run(["check", "model.py:GPT", "--only", "causal", "--length", "16"]) == 1
+    assert shown in capsys.readouterr().out
+    (tmp_path / "sound.py").write_text(code.replace(".tril()", ".tril().bool()"))
+    assert run(["check", "sound.py:GPT", "--only", "causal", "--length", "16"]) == 0
 
 
 def page_of_leaks() -> Iterator[str]:

@@ -62,8 +62,6 @@ def _with_shared_options(function: F) -> F:
     "manyformer check compose position=learned --only causal,cached",
     "manyformer check runs/lm-stdlib --json",
     "manyformer check model.py:GPT n_layer=2",
-    "manyformer check --scorer score.py:score --vocab 1024",
-    "manyformer check --data train=train.jsonl test=test.jsonl",
     accepts_settings=True,
 )
 @_with_shared_options
@@ -78,7 +76,7 @@ def check(
     ] = None,
     **options: Any,
 ) -> None:
-    face = CommandFace(load=_load, status=status_line, show=_show, show_error=print_error)
+    face = CommandFace(program="manyformer check", load=_load, status=status_line, show=_show, show_error=print_error)
     code = run_checks(names or [], CheckRequest(**options), face)
     if code:
         raise typer.Exit(code)

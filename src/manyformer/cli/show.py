@@ -1,21 +1,25 @@
 """`manyformer list`: all recipes; `manyformer show NAME`: the description, modules and cost of one."""
 
+import re
 import shutil
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from typer import Argument, Option
 
 from manyformer.base.errors import UserError, suggest_names
+from manyformer.base.files.text_tables import aligned_table
 from manyformer.base.plugins import is_external
 from manyformer.cli.app import FIND, command
-from manyformer.cli.console import Block, Note, Output, PageTable
+from manyformer.cli.console import Block, Note, Output
 from manyformer.cli.model_arguments import model_of
 from manyformer.cli.options import KeywordsArgument, complete_models, complete_recipes
+from manyformer.config.published_sizes import PUBLISHED_SIZES
 
 if TYPE_CHECKING:
     from manyformer.models import Model
@@ -25,25 +29,35 @@ if TYPE_CHECKING:
     from manyformer.recipes.parts.model_summary import ForwardCost
 
 
-PIPED_WIDTH = 120
-"""The width of the list if the output is not a terminal."""
-PROMISES_WIDTH = 100
-COST_WIDTH = 140
-"""The widths from which on there is room for these columns."""
+PIPED_WIDTH = 400
+"""The width of the list if the output is not a terminal: rows stay whole."""
+MIN_TITLE = 12
+"""The least width of a title that is still worth its column."""
+
+SCREEN = 45
+"""The most recipes that are shown with a line each unless all are asked for."""
+
+STATES = ("constant", "grows")
+YEARS = re.compile(r"(?P<first>[0-9]{4})(?P<dash>-(?P<last>[0-9]{4})?)?")
 
 
 @command(
     FIND,
     "manyformer list",
-    'manyformer list "*classifier*"',
-    "manyformer list --task language-model --json",
+    "manyformer list linear",
+    "manyformer list --task language-model --state constant",
+    "manyformer list --family experts --json",
+    'manyformer list "*classifier*" --year 2021',
     name="list",
 )
 def list_recipes(
-    pattern: Annotated[
-        str,
-        Argument(help="Part of a recipe's name or title, or a pattern with * and ?.", autocompletion=complete_recipes),
-    ] = "*",
+    text: Annotated[
+        str | None,
+        Argument(
+            help="Part of a recipe's name, title or summary, or a pattern with * and ? for names.",
+            autocompletion=complete_recipes,
+        ),
+    ] = None,
     *,
     task: Annotated[
         str | None,
@@ -52,38 +66,93 @@ def list_recipes(
             "or image-classification."
         ),
     ] = None,
+    family: Annotated[
+        str | None, Option(help="Only this family: softmax, sparse, linear, memory, experts, ...; the list shows all.")
+    ] = None,
+    state: Annotated[
+        str | None,
+        Option(help="Only those whose memory of a text is constant when they generate, or grows with its length."),
+    ] = None,
+    year: Annotated[str | None, Option(help="Only papers of this year, or of years as in 2020-2022 or 2024-.")] = None,
+    show_all: Annotated[bool, Option("--all", help="One line for each recipe instead of the names by family.")] = False,
 ) -> Output:
-    """List the recipes: name, title, year of the paper and, where they fit, promised contracts and cost.
+    """Find a recipe: the names by family, or one line for each where a text or an option selects a screen of them.
 
-    'manyformer check' tests the contracts: [bold]causal[/bold] (no output depends on later tokens),
-    [bold]incremental_decoding[/bold] (decoding from a cached state gives the same as one pass),
-    [bold]cross_attention[/bold] (attends to a second sequence), [bold]padding_invariant[/bold] (padding and packing do
-    not change the outputs).
+    'manyformer show NAME' describes one; 'manyformer check' tests what it promises. Names of published sizes, such as
+    gpt2 or bert-base, stand for a recipe with those sizes wherever a recipe is named.
     """
-    selected = _select_recipes(pattern, task)
-    return Output([_card_record(recipe) for recipe in selected], _list_page(selected))
-
-
-def _list_page(selected: "list[Recipe]") -> Iterator[Block]:
-    """A table of the columns that have room."""
-    columns = {
-        "recipe": [recipe.card.name for recipe in selected],
-        "title": [recipe.card.title for recipe in selected],
-        "year": [recipe.card.year or "" for recipe in selected],
-    }
-    if sys.stdout.isatty():
-        width = shutil.get_terminal_size().columns
+    selected = _select_recipes(text, RecipeFilters(task, family, state, year))
+    # pipes get whole rows, which scripts read by line
+    if show_all or len(selected) <= SCREEN or not sys.stdout.isatty():
+        page = _line_page(selected)
     else:
-        width = PIPED_WIDTH
-    if width >= PROMISES_WIDTH:
-        columns["promises"] = [" ".join(recipe.card.promises) for recipe in selected]
-    if width >= COST_WIDTH:
-        columns["cost"] = [recipe.card.cost for recipe in selected]
-    # recipes of this package would only repeat its name
-    if any(is_external(recipe.module) for recipe in selected):
-        columns["module"] = [recipe.module if is_external(recipe.module) else "" for recipe in selected]
-    yield PageTable(tuple(columns), zip(*columns.values()), width=PIPED_WIDTH)
+        page = _family_page(selected)
+    return Output([_card_record(recipe) for recipe in selected], page)
+
+
+def _all_recipes() -> "dict[str, Recipe]":
+    from manyformer.recipes import all_recipes
+
+    return all_recipes()
+
+
+def _by_family(selected: "list[Recipe]") -> "Iterator[tuple[str, str, list[Recipe]]]":
+    """The families with their meanings and those of the recipes that belong to them, without empty ones."""
+    from manyformer.recipes.parts.registry import FAMILIES
+
+    for family, meaning in FAMILIES.items():
+        members = [recipe for recipe in selected if recipe.card.family == family]
+        if members:
+            yield family, meaning, members
+
+
+def _family_page(selected: "list[Recipe]") -> Iterator[Block]:
+    """The names of each family in a paragraph, all within a screen."""
+    width = shutil.get_terminal_size().columns
+    for family, meaning, members in _by_family(selected):
+        names = textwrap.fill(
+            ", ".join(recipe.card.name for recipe in members),
+            width,
+            initial_indent="  ",
+            subsequent_indent="  ",
+            break_on_hyphens=False,
+        )
+        yield f"{family}: {meaning} ({len(members)})\n{names}"
+    # a name with a slash is a second one for the same sizes
+    sizes = ", ".join(name for name in PUBLISHED_SIZES if "/" not in name)
+    yield textwrap.fill(f"published sizes: {sizes}", width, subsequent_indent="  ", break_on_hyphens=False)
+    yield (
+        "\n`manyformer list linear` (any text), `--task translation`, `--family experts`,\n"
+        "`--state constant`, `--year 2024-` or `--all` show a line for each;\n"
+        "`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+    )
+
+
+def _line_page(selected: "list[Recipe]") -> Iterator[Block]:
+    """A line for each recipe: name, year, task, memory of the text when it generates, and as much title as fits."""
+    from manyformer.recipes.parts.registry import FAMILIES
+
+    order = list(FAMILIES)
+    ordered = sorted(selected, key=lambda recipe: (order.index(recipe.card.family), recipe.card.name))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+    rows = [("recipe", "year", "family", "task", "state")]
+    for recipe in ordered:
+        card = recipe.card
+        rows.append((card.name, str(card.year or ""), card.family, card.task.name, card.state or ""))
+    titles = ["title", *(_title(recipe) for recipe in ordered)]
+    lines = list(aligned_table([(*row, title) for row, title in zip(rows, titles)]))
+    before_title = max(map(len, aligned_table(rows))) + 2
+    if width - before_title < MIN_TITLE:
+        lines = list(aligned_table(rows))
+    yield "\n".join(line[:width].rstrip() for line in lines)
     yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+
+
+def _title(recipe: "Recipe") -> str:
+    # recipes of other packages name their module, so that nobody looks for them here
+    if is_external(recipe.module):
+        return f"{recipe.card.title} (in {recipe.module})"
+    return recipe.card.title
 
 
 def _card_record(recipe: "Recipe") -> dict[str, Any]:
@@ -95,32 +164,87 @@ def _card_record(recipe: "Recipe") -> dict[str, Any]:
         **asdict(card),
         "task": card.task.name,
         "year": card.year,
+        "state": card.state,
         "promises": card.promises,
         **{name: name in card.promises for name in PROMISES},
         "module": recipe.module,
     }
 
 
-def _select_recipes(pattern: str, task: str | None) -> "list[Recipe]":
-    from manyformer.models.tasks import task_named
-    from manyformer.recipes import all_recipes
+class RecipeFilters(NamedTuple):
+    """What selects recipes beside a text; None selects all."""
 
-    if task is not None:
-        task_named(task)
-    of_task = [recipe for recipe in all_recipes().values() if task in (None, recipe.card.task.name)]
-    matching = [recipe for recipe in of_task if _matches_recipe(pattern, recipe)]
+    task: str | None = None
+    family: str | None = None
+    state: str | None = None
+    year: str | None = None
+
+    def check(self) -> None:
+        """Raise UserError for a value that no recipe can have."""
+        from manyformer.models.tasks import task_named
+        from manyformer.recipes.parts.registry import FAMILIES
+
+        if self.task is not None:
+            task_named(self.task)
+        if self.family is not None and self.family not in FAMILIES:
+            raise UserError(f"there is no family '{self.family}'; {suggest_names(self.family, FAMILIES)}")
+        if self.state is not None and self.state not in STATES:
+            raise UserError(f"--state ({self.state}) must be {' or '.join(STATES)}")
+        self.years()
+
+    def years(self) -> range:
+        """The years that are selected. Raises UserError."""
+        if self.year is None:
+            return range(10_000)
+        match = YEARS.fullmatch(self.year)
+        if match is None:
+            raise UserError(f"--year ({self.year}) must be a year or years, such as 2021, 2020-2022 or 2024-")
+        first = int(match["first"])
+        if not match["dash"]:
+            return range(first, first + 1)
+        return range(first, int(match["last"] or 9_999) + 1)
+
+    def select(self, recipe: "Recipe") -> bool:
+        """Whether a recipe has all that is asked for."""
+        card = recipe.card
+        return (
+            self.task in (None, card.task.name)
+            and self.family in (None, card.family)
+            and self.state in (None, card.state)
+            and (self.year is None or (card.year is not None and card.year in self.years()))
+        )
+
+    def __str__(self) -> str:
+        """The options as they were given."""
+        return " ".join(f"--{name} {value}" for name, value in self._asdict().items() if value is not None)
+
+
+def _select_recipes(text: str | None, filters: RecipeFilters) -> "list[Recipe]":
+    filters.check()
+    among = [recipe for recipe in _all_recipes().values() if filters.select(recipe)]
+    if text is None:
+        matching = among
+    else:
+        matching = [recipe for recipe in among if _matches_recipe(text, recipe)]
+    if not matching and text is not None and text in PUBLISHED_SIZES:
+        size = PUBLISHED_SIZES[text]
+        matching = [recipe for recipe in among if recipe.card.name == size.recipe]
     if not matching:
-        qualifier = "" if task is None else f" for the task {task}"
-        names = (recipe.card.name for recipe in of_task)
-        raise UserError(f"no recipe{qualifier} matches '{pattern}'; {suggest_names(pattern, names)}")
+        conditions = [str(filters)] if str(filters) else []
+        if text is not None:
+            names = [recipe.card.name for recipe in among]
+            hint = suggest_names(text, names) if names else "leave an option out"
+            raise UserError(f"no recipe matches {' '.join([repr(text), *conditions])}; {hint}")
+        raise UserError(f"no recipe matches {filters}; leave one of them out")
     return matching
 
 
-def _matches_recipe(pattern: str, recipe: "Recipe") -> bool:
-    # a pattern is for names alone; a plain word is found in titles, too
-    if any(sign in pattern for sign in "*?["):
-        return fnmatch(recipe.card.name, pattern)
-    return pattern.lower() in recipe.card.name or pattern.lower() in recipe.card.title.lower()
+def _matches_recipe(text: str, recipe: "Recipe") -> bool:
+    # a pattern is for names alone; plain words are found in titles and summaries, too
+    if any(sign in text for sign in "*?["):
+        return fnmatch(recipe.card.name, text)
+    searched = f"{recipe.card.name} {recipe.card.title} {recipe.card.summary} {recipe.card.family}".lower()
+    return text.lower() in searched
 
 
 PATTERN_LENGTH = 64

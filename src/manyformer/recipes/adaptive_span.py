@@ -26,6 +26,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Sukhbaatar et al. 2019, Adaptive Attention Span in Transformers, arXiv:1905.07799",
     summary="Each head learns the length of the context it attends to, and computes no further.",
     task=LANGUAGE_MODELLING,
+    family="sparse",
+    constant_state=True,
     cost="O(l z d + l d^2) per layer, z the mean span of its heads plus the ramp",
     reasons={
         "attention_dropout": "soft spans change the weights of softmax",

@@ -16,6 +16,7 @@ from manyformer.recipes.parts.registry import recipe
     summary="A penalty linear in distance replaces positions, so the model extrapolates beyond the length it was "
     "trained on.",
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
 )
 def alibi(

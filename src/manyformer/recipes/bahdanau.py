@@ -20,6 +20,8 @@ from manyformer.recipes.parts.registry import recipe
     "arXiv:1409.0473",
     summary="Before each token the decoder attends to the source, instead of relying on one vector for all of it.",
     task=TRANSLATION,
+    family="recurrent",
+    constant_state=True,
     cost="O(l s d + (l + s) d^2), one token after the other",
     reasons={
         "heads": "one alignment reads the source",

@@ -35,6 +35,7 @@ EncoderActivation = Annotated[
     paper="Devlin et al. 2019, BERT: Pre-training of Deep Bidirectional Transformers, arXiv:1810.04805",
     summary="Predicting masked tokens trains an encoder on the context of both sides at once.",
     task=MASKED_LM,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
 )
 def bert(

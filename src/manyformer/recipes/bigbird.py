@@ -65,6 +65,7 @@ class BigBirdOptions(TypedDict, total=False):
     paper=PAPER,
     summary="Random blocks in addition to a window and global tokens: a few layers connect any two tokens.",
     task=MASKED_LM,
+    family="sparse",
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
     tiny_keywords=TINY,
 )
@@ -117,6 +118,7 @@ def bigbird(
     paper=PAPER,
     summary="Additional global tokens before the text, and relative position labels.",
     task=MASKED_LM,
+    family="sparse",
     cost="O(l (b + g) d + (l + g) d^2) per layer, b keys in a handful of blocks",
     reasons={"pair_weights": "summaries stand among the tokens"},
     tiny_keywords={**TINY, "summaries": 3, "max_relative_distance": 3},
@@ -160,6 +162,7 @@ def bigbird_etc(
     paper=PAPER,
     summary="A long source encoded at linear cost, a short target decoded with full attention.",
     task=TRANSLATION,
+    family="sparse",
     cost="O(s b d + t^2 d + s t d + (s + t) d^2) per layer for s source and t target tokens, b keys in a few blocks",
     tiny_keywords=TINY,
 )
@@ -186,6 +189,7 @@ def bigbird_seq2seq(
     paper=PAPER,
     summary="Random blocks of the past alone: the pattern as a strictly causal language model.",
     task=LANGUAGE_MODELLING,
+    family="sparse",
     cost="O(l b d + l d^2) per layer, b keys in a handful of blocks",
     tiny_keywords=TINY,
 )

@@ -19,6 +19,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Qiu et al. 2020, Blockwise Self-Attention for Long Document Understanding, arXiv:1911.02972",
     summary="Each head has a permutation of a few blocks: attention needs less memory by the number of blocks.",
     task=MASKED_LM,
+    family="sparse",
     cost="O(l^2 d / n + l d^2) per layer, n blocks",
     reasons={"convex_weights": "a query whose block has no key gets zeros"},
     tiny_keywords={"blocks": 2, "max_length": 48},

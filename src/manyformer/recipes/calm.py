@@ -21,6 +21,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061",
     summary="A confidence threshold for early exit, calibrated so that whole texts stay close to the full model's.",
     task=TRANSLATION,
+    family="depth",
     cost="O(l^2 d + l d^2) for each layer that a token is computed in; keys and values are computed in all",
     reasons=ROUNDING_CHANGES_EXITS,
     tiny_keywords={"depth": 3, "threshold": 0.05},

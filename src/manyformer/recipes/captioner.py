@@ -18,6 +18,7 @@ from manyformer.recipes.vit import TINY_IMAGES, PatchPositionKind, patch_positio
     paper="Dosovitskiy et al. 2021, arXiv:2010.11929, with the decoder of Vaswani et al. 2017, arXiv:1706.03762",
     summary="An image is a source of patches, to which each token of its description attends.",
     task=CAPTIONING,
+    family="softmax",
     cost="O((p + l)^2 d + (p + l) d^2) per layer, for p patches",
     tiny_keywords=TINY_IMAGES,
 )

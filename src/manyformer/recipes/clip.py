@@ -26,6 +26,7 @@ from manyformer.recipes.parts.registry import recipe
     "arXiv:2103.00020",
     summary="Two encoders are trained so that the parts of an example are nearer to each other than to all others.",
     task=CONTRAST,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer and tower; O(b^2 e) for b examples in a batch",
     tiny_keywords={"height": 8, "width": 12, "channels": 2, "patch": 4, "shared_dim": 6},
 )

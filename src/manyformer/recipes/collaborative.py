@@ -29,6 +29,7 @@ SharedDim = Annotated[
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="O(l^2 (heads shared + d) + l d^2) per layer",
     tiny_keywords={"shared_dim": 12},
 )
@@ -67,6 +68,7 @@ def collaborative(
     paper=PAPER,
     summary=SUMMARY,
     task=MASKED_LM,
+    family="softmax",
     cost="O(l^2 (heads shared + d) + l d^2) per layer",
     reasons={"causal": "every token attends to both sides; `collaborative` is the causal one"},
     tiny_keywords={"shared_dim": 12},

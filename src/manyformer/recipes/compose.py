@@ -142,6 +142,7 @@ NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms
     paper="none: a testbed for comparing parts",
     summary="Every part is chosen by name, so that one can be changed and the others kept.",
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="that of its parts",
 )
 def compose(
@@ -263,6 +264,7 @@ MIXERS: dict[MixerName, Callable[[ImageComposeSizes], Callable[[], Layer]]] = {
     paper="a testbed for comparisons, after Dosovitskiy et al. 2021, arXiv:2010.11929",
     summary="Image classifiers that differ only in the layer that mixes their patches.",
     task=IMAGE_CLASSIFICATION,
+    family="softmax",
     cost="that of its parts",
     tiny_keywords={**TINY_IMAGES, "projected_length": 4},
 )

@@ -59,6 +59,7 @@ LEARNED_COMPRESSIONS = ("convolution", "dilated")
     paper="Rae et al. 2020, Compressive Transformers for Long-Range Sequence Modelling, arXiv:1911.05507",
     summary="States evicted from Transformer-XL's memory are compressed and attended to for several times as long.",
     task=LANGUAGE_MODELLING,
+    family="memory",
     cost="O(l (l + m + c) d + l d^2) per layer, m tokens of memory, c slots of `rate` tokens each",
     reasons={"incremental_decoding": "compressed states are less exact than those of one pass over the whole sequence"},
     tiny_keywords={"memory_length": 8, "compressed_length": 6, "rate": 2},

@@ -39,6 +39,7 @@ TINY_SPEECH = {"mels": 8, "channels": 4, "kernel_size": 5}
     paper=PAPER,
     summary="Attention for the whole of a recording and convolution for neighbours, in every layer; text by CTC.",
     task=TRANSCRIPTION,
+    family="softmax",
     cost=COST,
     reasons={
         "causal": "every frame attends to both sides",
@@ -76,6 +77,8 @@ def conformer(
     paper=PAPER,
     summary="A Conformer that hears no later frame: a window of attention and causal convolutions, with a small state.",
     task=TRANSCRIPTION,
+    family="sparse",
+    constant_state=True,
     cost="O(l w d + l d^2) per layer, w tokens in the window",
     tiny_keywords={**TINY_SPEECH, "window": 512},
 )

@@ -13,6 +13,7 @@ from manyformer.recipes.transformer import encoder
     paper="Wu et al. 2021, DA-Transformer: Distance-aware Transformer, arXiv:2010.06925",
     summary="Each head learns how real distances scale attention scores, instead of encoding positions.",
     task=CLASSIFICATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
         "learns": "its distances have no direction, so a text and its reverse give the same output, and the toy task "

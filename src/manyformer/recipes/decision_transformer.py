@@ -42,6 +42,7 @@ HighestAction = Annotated[Bounds | None, "highest value of each, which the data 
     paper="Chen et al. 2021, Decision Transformer: Reinforcement Learning via Sequence Modeling, arXiv:2106.01345",
     summary="A causal Transformer imitates the actions of recorded episodes, given the return that followed them.",
     task=TRAJECTORIES,
+    family="softmax",
     cost="that of the body for 3 tokens per time step",
     reasons={"decode": "a time step has several tokens, which EpisodeDecoder decodes"},
     tiny_keywords={"observations": 3, "actions": 5, "window": 8, "max_episode_length": 64, "return_scale": 2.0},

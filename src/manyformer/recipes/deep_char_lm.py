@@ -23,6 +23,7 @@ from manyformer.recipes.parts.registry import recipe
     summary="Auxiliary losses in every layer, switched off from the lowest up, train 64 layers; each has its own "
     "positions.",
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
 )
 def deep_char_lm(

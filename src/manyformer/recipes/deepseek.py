@@ -38,6 +38,7 @@ LATENT_EPS = 1e-6
     paper="DeepSeek-AI 2024, DeepSeek-V3 Technical Report, arXiv:2412.19437",
     summary="Attention that caches one narrow latent per token, and many small experts balanced without a loss.",
     task=LANGUAGE_MODELLING,
+    family="experts",
     cost="O(l^2 d + l d^2) per layer with the experts of a token alone; a cache of latent_dim + rotary_dim per token",
     reasons={"bfloat16": "rounded inputs of a router may choose another expert"},
     tiny_keywords={

@@ -18,6 +18,8 @@ from manyformer.recipes.parts.registry import recipe
     summary="The delta rule of fast weights over keys of length 1, in chunks whose corrections solve a triangular "
     "system.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons=CORRECTED_MEMORY,
 )

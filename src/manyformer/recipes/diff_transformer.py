@@ -20,6 +20,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Ye et al. 2024, Differential Transformer, arXiv:2410.05258",
     summary="Attention as the difference of two softmaxes, by which what both attend to cancels.",
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
         "convex_weights": "weights are differences, which add up to less than 1",

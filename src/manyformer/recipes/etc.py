@@ -26,6 +26,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Ainslie et al. 2020, ETC: Encoding Long and Structured Inputs in Transformers, arXiv:2004.08483",
     summary="A second, short input of global tokens, relative position labels, and a contrastive loss for them.",
     task=MASKED_LM,
+    family="sparse",
     cost="O(l (w + n) d + n^2 d + (l + n) d^2) per layer, n summaries",
     reasons={"pair_weights": "summaries stand among the tokens"},
     tiny_keywords={"window": 4, "part_length": 5, "max_relative_distance": 3},

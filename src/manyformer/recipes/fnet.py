@@ -28,6 +28,7 @@ TokenMixingName = Annotated[
     paper="Lee-Thorp et al. 2021, FNet: Mixing Tokens with Fourier Transforms, arXiv:2105.03824",
     summary="A Fourier transform without weights mixes tokens nearly as well as attention.",
     task=MASKED_LM,
+    family="mixing",
     cost="O(l log(l) d + l d^2) per layer",
     reasons={
         "causal": "a Fourier transform sums over all tokens, including later ones",

@@ -15,6 +15,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Lin et al. 2025, Forgetting Transformer: Softmax Attention with a Forget Gate, arXiv:2503.02130",
     summary="A forget gate for each token and head makes attention decay by content, which replaces positions.",
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
     reasons={"attention_dropout": "gates change the weights of softmax in a kernel of its own"},
 )

@@ -23,6 +23,7 @@ SCORES = {"additive": AdditiveScores, "dynamic": DynamicScores}
     paper="Velickovic et al. 2018, Graph Attention Networks, arXiv:1710.10903",
     summary="Each node of a graph attends to its neighbours, with scores that are sums of a number of either.",
     task=GRAPH_NODES,
+    family="graph",
     cost="O(n d^2 + e d) per layer for n nodes and e edges",
     reasons={
         "heads": "no output projection joins its heads",

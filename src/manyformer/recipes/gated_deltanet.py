@@ -15,6 +15,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Yang et al. 2024, Gated Delta Networks: Improving Mamba2 with Delta Rule, arXiv:2412.06464",
     summary="Mamba-2's decay of each head, then the delta rule: a memory that can be cleared and precisely corrected.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons={**CORRECTED_MEMORY, "removable_heads": "with fewer `key_heads`, heads share keys"},
     tiny_keywords={"key_heads": 1, "value_dim": 4},

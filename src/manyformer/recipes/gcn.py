@@ -18,6 +18,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Kipf and Welling 2017, Semi-Supervised Classification with Graph Convolutional Networks, arXiv:1609.02907",
     summary="Each node becomes a sum over its neighbours with weights by their degrees, without attention.",
     task=GRAPH_NODES,
+    family="graph",
     cost="O(n d^2 + e d) per layer for n nodes and e edges",
     reasons={
         "heads": "weights of neighbours follow from the graph",

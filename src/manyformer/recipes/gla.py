@@ -25,6 +25,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Yang et al. 2023, Gated Linear Attention Transformers with Hardware-Efficient Training, arXiv:2312.06635",
     summary="Linear attention without a normalizer, whose memory decays each key channel by a gate of the input.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons=SIGNED_SUMS,
 )

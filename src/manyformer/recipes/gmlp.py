@@ -33,6 +33,7 @@ TinyAttentionDim = Annotated[PositiveSize | None, "width of the small attention 
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
+    family="mixing",
     cost="O(l^2 d + l d^2) per layer",
     tiny_keywords={"attention_dim": 6},
 )
@@ -61,6 +62,7 @@ def gmlp(
     paper=PAPER,
     summary=SUMMARY,
     task=MASKED_LM,
+    family="mixing",
     cost="O(l^2 d + l d^2) per layer",
     tiny_keywords={"attention_dim": 6},
 )
@@ -85,6 +87,7 @@ def gmlp_encoder(
     paper=PAPER,
     summary=SUMMARY,
     task=IMAGE_CLASSIFICATION,
+    family="mixing",
     cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
     tiny_keywords={**TINY_IMAGES, "attention_dim": 6},
 )

@@ -34,6 +34,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="OpenAI 2025, gpt-oss-120b and gpt-oss-20b Model Card, arXiv:2508.10925",
     summary="Windows and full attention in turn with learned sinks, and experts with a clamped gate.",
     task=LANGUAGE_MODELLING,
+    family="experts",
     cost="O(l^2 d + l d^2) per layer with the experts of a token alone; windows cache w tokens",
     reasons={
         "bfloat16": "rounded inputs of a router may choose another expert",

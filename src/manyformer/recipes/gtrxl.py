@@ -44,6 +44,8 @@ TINY_MEMORY = {"memory_length": 5}
     paper="Parisotto et al. 2020, Stabilizing Transformers for Reinforcement Learning, arXiv:1910.06764",
     summary="Transformer-XL as a policy, whose branches are joined by gates that begin as the identity.",
     task=POLICY,
+    family="memory",
+    constant_state=True,
     cost="O(l m d + l d^2) per layer, m steps of memory",
     tiny_keywords={**TINY_POLICY, **TINY_MEMORY},
 )

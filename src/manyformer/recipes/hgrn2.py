@@ -24,6 +24,8 @@ from manyformer.recipes.parts.registry import recipe
     summary="Keys are 1 minus the decay of each channel, and higher layers decay less: gated linear attention without "
     "keys of its own.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons={**SIGNED_SUMS, "removable_heads": "one norm acts on the outputs of all heads"},
 )

@@ -77,6 +77,8 @@ class DecoderOptions(TypedDict, total=False):
     summary="An image is generated value by value; each attends to its block of the sequence and a memory block before "
     "it.",
     task=IMAGE_GENERATION,
+    family="sparse",
+    constant_state=True,
     cost="O(l (block + memory_block) d + l d^2) per layer, for l = height width channels",
     tiny_keywords={**TINY, "block": 4, "memory_block": 5},
 )
@@ -119,6 +121,8 @@ def image_transformer(
     paper=PAPER,
     summary="An image is generated block by block; each value attends to its block and to pixels above and left of it.",
     task=IMAGE_GENERATION,
+    family="sparse",
+    constant_state=True,
     cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l d^2) per layer, for l = height width "
     "channels",
     tiny_keywords={**TINY, "block_height": 2, "block_width": 4, "memory_height": 3, "memory_width": 2},
@@ -164,6 +168,8 @@ def image_transformer_2d(
     paper=PAPER,
     summary="An image of a given class is generated block by block; the vector of the class is added to every input.",
     task=IMAGES_OF_CLASSES,
+    family="sparse",
+    constant_state=True,
     cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l d^2) per layer, for l = height width "
     "channels",
     tiny_keywords=TINY_BLOCKS,
@@ -198,6 +204,8 @@ def image_transformer_classes(
     paper=PAPER,
     summary="A small image is a source of pixels, to which each value of the large one attends as it is generated.",
     task=SUPER_RESOLUTION,
+    family="sparse",
+    constant_state=True,
     cost="O(l (block_height + memory_height) (block_width + 2 memory_width) d + l s d + l d^2) per layer, for l = "
     "height width channels and a source of s = l / reduction^2",
     tiny_keywords={**TINY_BLOCKS, "encoder_depth": 1},

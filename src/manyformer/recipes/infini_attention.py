@@ -20,6 +20,8 @@ from manyformer.recipes.parts.registry import recipe
     "Infini-attention, arXiv:2404.07143",
     summary="Softmax attention inside a segment, and a linear memory of the earlier ones, mixed by a gate per head.",
     task=LANGUAGE_MODELLING,
+    family="memory",
+    constant_state=True,
     cost="O(l segment_length d + l d^2) per layer; a state of one segment and a memory of constant size",
     reasons={
         "attention_dropout": "softmax is mixed with a memory in a kernel of its own",

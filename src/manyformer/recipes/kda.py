@@ -21,6 +21,8 @@ from manyformer.recipes.parts.registry import recipe
     summary="Gated DeltaNet whose decay differs between the channels of a key, so that each can have its own memory "
     "length.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons=CORRECTED_MEMORY,
 )

@@ -26,6 +26,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Qin et al. 2024, Lightning Attention-2, arXiv:2401.04658; MiniMax 2025, MiniMax-01, arXiv:2501.08313",
     summary="SiLU of queries, keys and values, and a constant decay of each head, slower in higher layers.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons={**SIGNED_SUMS, "removable_heads": "one norm acts on the outputs of all heads"},
 )

@@ -18,6 +18,8 @@ from manyformer.recipes.parts.registry import recipe
     summary="Feature maps replace exp(q.k), so key-value sums are shared: linear training, decoding with a state of "
     "fixed size.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2) per generated token, at any length",
     reasons={"attention_dropout": "keys and values are summed before any weight exists"},
 )

@@ -34,6 +34,7 @@ ProjectionKind = Annotated[
     paper="Wang et al. 2020, Linformer: Self-Attention with Linear Complexity, arXiv:2006.04768",
     summary="Attention matrices have nearly low rank: keys and values are projected to a fixed length.",
     task=MASKED_LM,
+    family="low-rank",
     cost="O(l projected_length d + l d^2) per layer",
     reasons={
         "causal": "every projected key mixes all tokens, so later ones cannot be masked",

@@ -71,6 +71,7 @@ Cap = Annotated[float, Gt(0)]
     paper="Touvron et al. 2023, LLaMA: Open and Efficient Foundation Language Models, arXiv:2302.13971",
     summary="Pre-norm with RMSNorm, SwiGLU, rotary positions and grouped heads: the decoder of most open models.",
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer, O(l w d + l d^2) with windows of w",
     tiny_keywords={"kv_heads": 1, "window": 5, "full_every": 2, "qk_norm": True},
 )

@@ -30,6 +30,7 @@ PAPER = "Beltagy et al. 2020, Longformer: The Long-Document Transformer, arXiv:2
     summary="Window attention, and a few global tokens that attend to all and are attended to by all, with their own "
     "projections.",
     task=MASKED_LM,
+    family="sparse",
     cost="O(l (w + g) d + l d^2) per layer",
     tiny_keywords={"window": 3, "global_tokens": 2},
 )
@@ -86,6 +87,8 @@ def longformer(
     paper=PAPER,
     summary="Windows that grow from the lowest layer to the topmost, some heads dilated: long context at linear cost.",
     task=LANGUAGE_MODELLING,
+    family="sparse",
+    constant_state=True,
     cost="O(l w d + l d^2) per layer",
     tiny_keywords={"window": 3, "top_window": 5, "dilated_heads": 1, "depth": 3},
 )

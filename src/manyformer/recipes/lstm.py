@@ -18,6 +18,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Hochreiter and Schmidhuber 1997, Long Short-Term Memory, Neural Computation 9(8)",
     summary="A recurrent language model without attention, to compare with.",
     task=LANGUAGE_MODELLING,
+    family="recurrent",
+    constant_state=True,
     cost="O(l d^2) per layer, one step after another; O(d^2) per generated token, at any length",
     reasons={
         "heads": "it has no attention",
@@ -39,6 +41,8 @@ def lstm_lm(vocab: int = 256, dim: int = 512, depth: int = 2, dropout: float = 0
     paper="Hochreiter and Schmidhuber 1997, Long Short-Term Memory, Neural Computation 9(8)",
     summary="A recurrent policy with the inputs and heads of the gated Transformer-XL, to compare with.",
     task=POLICY,
+    family="recurrent",
+    constant_state=True,
     cost="O(l d^2) per layer, one step after another",
     reasons={
         "heads": "it has no attention",

@@ -16,6 +16,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Gu and Dao 2023, Mamba: Linear-Time Sequence Modeling with Selective State Spaces, arXiv:2312.00752",
     summary="A state space model whose step sizes and inputs depend on the token, one small memory for each channel.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d (d + state)) per layer, of which the scan is one token after another; O(d (d + state)) per generated "
     "token, at any length",
     reasons={

@@ -25,6 +25,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Dao and Gu 2024, Transformers are SSMs, arXiv:2405.21060",
     summary="A state space model with one decay per head and step, computed as a decayed sum of keys and values.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d (d + state)) per layer; O(d (d + state)) per generated token, at any length",
     reasons={**SIGNED_SUMS, "removable_heads": "one norm acts on the outputs of all heads"},
     tiny_keywords={"state_dim": 6},

@@ -61,6 +61,8 @@ RelativePosition = Annotated[
     paper="Wu et al. 2022, Memorizing Transformers, arXiv:2203.08913",
     summary="One layer also attends to the nearest of very many cached keys, with a learned gate for each head.",
     task=LANGUAGE_MODELLING,
+    family="memory",
+    constant_state=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; in one layer also O(l M d) to find k of M pairs",
     tiny_keywords={"memory_length": 6, "knn_memory_size": 12, "neighbours": 3, "block": 4, "layer": 1},
 )

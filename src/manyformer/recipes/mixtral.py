@@ -37,6 +37,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Jiang et al. 2024, Mixtral of Experts, arXiv:2401.04088",
     summary="Mistral with eight feed-forward experts in each layer, of which a router chooses two for each token.",
     task=LANGUAGE_MODELLING,
+    family="experts",
     cost="O(l^2 d + l d^2) per layer with the experts of a token alone",
     reasons={"bfloat16": "rounded inputs of a router may choose another expert"},
     tiny_keywords={"kv_heads": 1, "num_experts": 4},

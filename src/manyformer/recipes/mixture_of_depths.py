@@ -25,6 +25,7 @@ from manyformer.recipes.parts.registry import recipe
     "arXiv:2404.02258",
     summary="Every second layer computes only the tokens that a router prefers; the others pass by.",
     task=LANGUAGE_MODELLING,
+    family="depth",
     cost="O((1 + share^2) l^2 d + (1 + share) l d^2) per two layers",
     reasons={"causal-training": "in training a layer takes the best tokens of a whole document, so later ones compete"},
     tiny_keywords={"share": 0.5},

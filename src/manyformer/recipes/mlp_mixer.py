@@ -22,6 +22,7 @@ from manyformer.recipes.vit import TINY_IMAGES, zero_head
     paper="Tolstikhin et al. 2021, MLP-Mixer: An all-MLP Architecture for Vision, arXiv:2105.01601",
     summary="A feed-forward layer over patches, shared by all channels, replaces attention.",
     task=IMAGE_CLASSIFICATION,
+    family="mixing",
     cost="O(l token_mlp_dim d + l d^2) per layer, for l = height width / patch^2 patches",
     reasons={"heads": "a feed-forward layer mixes patches"},
     tiny_keywords={**TINY_IMAGES, "token_mlp_dim": 10},

@@ -30,6 +30,8 @@ NORM_EPS = 1e-6
     "et al. 2025, arXiv:2503.13427",
     summary="A decayed memory matrix whose input gate is an exponential, so that one token can outweigh all before it.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons=SIGNED_SUMS,
 )

@@ -16,6 +16,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Lu et al. 2025, MoBA: Mixture of Block Attention for Long-Context LLMs, arXiv:2502.13189",
     summary="A query attends to its own block of keys and to the few earlier ones whose mean key it matches best.",
     task=LANGUAGE_MODELLING,
+    family="sparse",
     cost="O(l blocks_seen block_length d + l^2 d / block_length + l d^2) per layer",
     reasons={"attention_dropout": "queries choose blocks of keys in a kernel of its own"},
     tiny_keywords={"block_length": 5, "blocks_seen": 2},

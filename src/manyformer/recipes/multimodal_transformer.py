@@ -51,6 +51,7 @@ TINY_PARTS = {"height": 8, "width": 12, "channels": 2, "patch": 4, "mels": 6}
     "arXiv:1908.02265",
     summary="Patches, frames and words are one kind of token, and parts exchange information in one of three ways.",
     task=MULTIMODAL_CLASSIFICATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer for l tokens of all parts; bottleneck: the sum of l^2 of each part",
     reasons={"one_graph": "absent parts decide the shapes"},
     tiny_keywords=TINY_PARTS,

@@ -21,6 +21,7 @@ from manyformer.recipes.parts.registry import recipe
     "arXiv:2502.11089",
     summary="A query attends to compressed blocks, to the blocks of tokens that these rank highest, and to a window.",
     task=LANGUAGE_MODELLING,
+    family="sparse",
     cost="O(l (blocks_seen block_length + window) d + l^2 d / compression_stride + l d^2) per layer",
     reasons={
         "attention_dropout": "three attentions are summed in a kernel of its own",

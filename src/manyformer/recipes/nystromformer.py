@@ -16,6 +16,7 @@ from manyformer.recipes.parts.registry import recipe
     "arXiv:2102.03902",
     summary="Means of neighbouring tokens are landmarks, from which the whole attention matrix is rebuilt.",
     task=MASKED_LM,
+    family="low-rank",
     cost="O(l landmarks d + landmarks^3 + l d^2) per layer",
     reasons={
         "causal": "landmarks are means of all tokens, so later ones cannot be masked",

@@ -40,6 +40,7 @@ QueryWidth = Annotated[PositiveSize | None, "width of a head's queries and keys;
     paper="Jaegle et al. 2021, Perceiver IO: A General Architecture for Structured Inputs & Outputs, arXiv:2107.14795",
     summary="Latent vectors read the text, attend to one another in depth, and are read by a query for each output.",
     task=MASKED_LM,
+    family="low-rank",
     cost="O(l latents d) for reading and writing, O(latents^2 latent_dim + latents latent_dim^2) per layer",
     reasons={"pair_weights": "tokens are read by latents"},
     tiny_keywords={"latents": 5, "latent_dim": 12, "head_dim": 4, "loops": 2},
@@ -98,6 +99,7 @@ def perceiver(
     paper="Jaegle et al. 2021, Perceiver: General Perception with Iterative Attention, arXiv:2103.03206",
     summary="Latent vectors read all pixels or patches of an image once, and attend to one another in depth.",
     task=IMAGE_CLASSIFICATION,
+    family="low-rank",
     cost="O(l latents d) for reading, O(latents^2 latent_dim + latents latent_dim^2) per layer, for l patches",
     tiny_keywords={**TINY_IMAGES, "latents": 5, "latent_dim": 12, "head_dim": 4, "loops": 2},
 )

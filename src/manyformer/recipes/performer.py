@@ -68,6 +68,8 @@ class PerformerOptions(TypedDict, total=False):
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
     reasons={"attention_dropout": "keys and values are summed before any weight exists"},
     tiny_keywords=TINY,
@@ -100,6 +102,7 @@ def performer(
     paper=PAPER,
     summary=SUMMARY,
     task=MASKED_LM,
+    family="linear",
     cost="O(l features d + l d^2) per layer",
     reasons={
         "causal": "every token attends to both sides; `performer` is the causal one",

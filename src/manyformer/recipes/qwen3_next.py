@@ -41,6 +41,7 @@ from manyformer.recipes.parts.registry import recipe
     "and 4, with the gated attention of Qiu et al. 2025, arXiv:2505.06708; sizes of the released models",
     summary="Three layers with a corrected memory of constant size to one that attends to all tokens, and experts.",
     task=LANGUAGE_MODELLING,
+    family="hybrid",
     cost="O(l^2 d) in one layer of four, O(l d^2) in the others, with the experts of a token alone",
     reasons={
         "bfloat16": "rounded inputs of a router may choose another expert",

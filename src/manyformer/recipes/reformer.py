@@ -85,6 +85,7 @@ class ReformerOptions(TypedDict, total=False):
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
+    family="clustered",
     cost=COST,
     reasons={
         "causal": "later tokens have zero weight, but they shift the chunk boundaries and so change which earlier "
@@ -164,6 +165,7 @@ def reformer(
     paper=PAPER,
     summary="Chunks start with their bucket, so which tokens are attended to depends on the past alone.",
     task=LANGUAGE_MODELLING,
+    family="clustered",
     cost=f"{COST}; O(num_hashes l + l d) per generated token",
     reasons={
         "cross_attention": SELF_ATTENTION_ONLY,
@@ -195,6 +197,7 @@ def reformer_strict(
     paper=PAPER,
     summary=SUMMARY,
     task=MASKED_LM,
+    family="clustered",
     cost=COST,
     reasons={
         "cross_attention": SELF_ATTENTION_ONLY,
@@ -223,6 +226,7 @@ def reformer_encoder(
     paper=PAPER,
     summary="Two residual streams on each side let inputs be recomputed from outputs, those of cross-attention too.",
     task=TRANSLATION,
+    family="clustered",
     cost="O(l^2 d + l d^2) per layer; activation memory does not grow with depth",
     tiny_keywords={"num_buckets": 2, "chunk_length": 8},
 )

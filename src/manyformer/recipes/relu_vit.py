@@ -14,6 +14,7 @@ from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind,
     paper="Wortsman et al. 2023, Replacing softmax with ReLU in Vision Transformers, arXiv:2309.08586",
     summary="Weights are rectified scores divided by the number of keys: they compete for nothing and need no sum.",
     task=IMAGE_CLASSIFICATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
     reasons={
         "attention_dropout": "weights are rectified scores, not those of softmax",

@@ -26,6 +26,8 @@ from manyformer.recipes.parts.registry import recipe
     paper="Sun et al. 2023, Retentive Network: A Successor to Transformer for Large Language Models, arXiv:2307.08621",
     summary="Retention: products of rotated queries and keys that decay with distance, at another rate in each head.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2 / heads) per generated token, at any length",
     reasons=SIGNED_SUMS,
 )

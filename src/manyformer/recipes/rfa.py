@@ -25,6 +25,8 @@ steps reached 1.74."""
     paper="Peng et al. 2021, Random Feature Attention, arXiv:2103.02143",
     summary="Random Fourier features of unit vectors approximate softmax, with a learned gate that decays the memory.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l features d + l d^2) per layer; O(features d + d^2) per generated token, at any length",
     reasons={
         "attention_dropout": "keys and values are summed before any weight exists",

@@ -15,6 +15,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Su et al. 2021, RoFormer: Enhanced Transformer with Rotary Position Embedding, arXiv:2104.09864",
     summary="Queries and keys are rotated by an angle proportional to position, so scores depend on distances alone.",
     task=MASKED_LM,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
 )
 def roformer(

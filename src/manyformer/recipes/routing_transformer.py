@@ -60,6 +60,7 @@ class RoutingOptions(TypedDict, total=False):
     paper=PAPER,
     summary="Keys are clustered by online k-means, and a token attends within its cluster: sparsity based on content.",
     task=LANGUAGE_MODELLING,
+    family="clustered",
     cost="O(l^2 d / clusters + l clusters d + l d^2) per layer; l sqrt(l) with sqrt(l) clusters",
     reasons={
         "causal": "a cluster takes its nearest tokens, and a later token can displace an earlier one",
@@ -95,6 +96,7 @@ def routing_transformer(
     paper=PAPER,
     summary="A token's cluster depends on the token alone, so later tokens do not change what it attends to.",
     task=LANGUAGE_MODELLING,
+    family="clustered",
     cost="O(l (cluster_size + window + clusters) d + l d^2) per layer",
     reasons={
         "bfloat16": "rounding can move a token between two clusters of nearly equal distance",

@@ -20,6 +20,8 @@ from manyformer.recipes.parts.registry import recipe
     paper='Peng et al. 2025, RWKV-7 "Goose" with Expressive Dynamic State Evolution, arXiv:2503.14456',
     summary="A memory that decays each channel and corrects itself at once, by removal keys that differ from its keys.",
     task=LANGUAGE_MODELLING,
+    family="linear",
+    constant_state=True,
     cost="O(l d^2) per layer; O(d^2) per generated token, at any length",
     reasons={
         "heads": "its memories are those of a layer without gates of heads",

@@ -19,6 +19,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Shaw et al. 2018, Self-Attention with Relative Position Representations, arXiv:1803.02155",
     summary="Learned embeddings of relative distance are added to the keys and values of each pair of tokens.",
     task=TRANSLATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
     reasons={"convex_weights": "positions are added to the values"},
     tiny_keywords={"max_relative_distance": 3},

@@ -59,6 +59,7 @@ class SinkhornOptions(TypedDict, total=False):
     paper=PAPER,
     summary=SUMMARY,
     task=LANGUAGE_MODELLING,
+    family="clustered",
     cost="O(l block d + l^2 d / block + l d^2) per layer; with mix_with=softmax O(l^2 d)",
     reasons={
         "attention_dropout": "blocks are mixed before tokens attend to them",
@@ -93,6 +94,7 @@ def sinkhorn_transformer(
     paper=PAPER,
     summary=SUMMARY,
     task=MASKED_LM,
+    family="clustered",
     cost="O(l block d + l^2 d / block + l d^2) per layer; with sortcut_blocks O(l sortcut_blocks block d + l d^2)",
     reasons={
         "causal": "a block can be assigned a later one; `sinkhorn-transformer` is the causal recipe",

@@ -19,6 +19,8 @@ from manyformer.recipes.transformer_xl import BiasSharing, XLAttentionMaker, xl_
     summary="A gate mixes, for each token, Transformer-XL with the tokens that followed similar contexts in a "
     "datastore.",
     task=LANGUAGE_MODELLING,
+    family="memory",
+    constant_state=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory; k retrieved tokens cost O(l k d) once",
     reasons={"gradients": "the gate gets no gradient without retrieved tokens: neighbours come with the data"},
     # decoding step by step equals one pass as long as the memory holds all tokens

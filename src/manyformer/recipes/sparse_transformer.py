@@ -40,6 +40,7 @@ PatternUse = Annotated[
     paper="Child et al. 2019, Generating Long Sequences with Sparse Transformers, arXiv:1904.10509",
     summary="Two small sets of earlier positions that connect all positions in two steps: l sqrt(l) instead of l^2.",
     task=LANGUAGE_MODELLING,
+    family="sparse",
     cost="O(l sqrt(l) d + l d^2) per layer",
     tiny_keywords={"stride": 4, "summary": 1, "max_length": 128},
 )

@@ -35,6 +35,7 @@ CTCWeight = Annotated[
     paper="Dong et al. 2018, Speech-Transformer: A No-Recurrence Sequence-to-Sequence Model for Speech Recognition",
     summary="Frames of sound, shortened by convolutions, are the source of an encoder-decoder that writes letters.",
     task=ATTENTION_TRANSCRIPTION,
+    family="softmax",
     cost="O((s + l)^2 d + (s + l) d^2) per layer, for s = frames / 2^halvings",
     tiny_keywords={"mels": 8, "channels": 4, "ctc_weight": 0.3},
 )
@@ -83,6 +84,7 @@ def speech_transformer(
     paper="Dong et al. 2018, Speech-Transformer, ICASSP (encoder); Reimers and Gurevych 2019 (mean pooling)",
     summary="Convolutions shorten log-mel frames for a Transformer encoder; its mean output represents a recording.",
     task=AUDIO_CLASSIFICATION,
+    family="softmax",
     cost="O(f^2 d / 16 + f d^2 / 4) per layer for f frames",
     reasons={"one_graph": "lengths of recordings decide the shapes"},
     tiny_keywords={"mels": 6, "channels": 4},

@@ -34,6 +34,7 @@ TreeRelativeKind = Annotated[
     paper="Wang et al. 2019, Self-Attention with Structural Position Representations, arXiv:1909.00383",
     summary="A token's position is its depth in the sentence's dependency tree, and its path to other tokens there.",
     task=TAGGING,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
     reasons={
         "incremental_decoding": "a sentence's tree is known only when the sentence is complete",

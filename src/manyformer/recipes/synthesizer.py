@@ -48,6 +48,7 @@ RANK = 8
     paper="Tay et al. 2021, Synthesizer: Rethinking Self-Attention in Transformer Models, arXiv:2005.00743",
     summary="Attention weights are computed from the query alone, or are learned numbers independent of the tokens.",
     task=LANGUAGE_MODELLING,
+    family="mixing",
     cost="O(l^2 d + l d^2) per layer",
     reasons={"attention_dropout": "weights are synthesized, in a layer of its own"},
 )

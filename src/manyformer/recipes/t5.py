@@ -28,6 +28,7 @@ from manyformer.recipes.parts.registry import recipe
     "arXiv:1910.10683",
     summary="Every task is a text for a text; positions are learned biases by distance, one table for all layers.",
     task=TRANSLATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
     tiny_keywords={"head_dim": 6, "buckets": 8, "max_distance": 20},
 )

@@ -18,6 +18,7 @@ WIDTH_UNITS = (2, 3, 4, 6)
     paper="Choi et al. 2019, Temporal Convolution for Real-time Keyword Spotting, arXiv:1904.03814",
     summary="A residual network of convolutions along time, without attention: a control for recordings.",
     task=AUDIO_CLASSIFICATION,
+    family="mixing",
     cost="O(f d^2) per block for f frames",
     reasons={"heads": "it has convolutions alone"},
     tiny_keywords={"mels": 6, "dim": 12},

@@ -50,6 +50,7 @@ EncoderT = TypeVar("EncoderT", bound=EncoderModel[Any])
     paper="Vaswani et al. 2017, Attention Is All You Need, arXiv:1706.03762",
     summary="Attention alone carries information between positions: no recurrence, no convolution.",
     task=TRANSLATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer with softmax kernels",
 )
 def transformer(
@@ -160,6 +161,7 @@ def _embeddings(
     paper="Vaswani et al. 2017, arXiv:1706.03762 (encoder); Reimers and Gurevych 2019, arXiv:1908.10084 (mean pooling)",
     summary="The mean of the encoder's outputs represents the whole text.",
     task=CLASSIFICATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
 )
 def transformer_classifier(

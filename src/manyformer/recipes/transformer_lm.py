@@ -34,6 +34,7 @@ from manyformer.recipes.parts.registry import recipe
     paper="Radford et al. 2019, Language Models are Unsupervised Multitask Learners; Liu et al. 2018, arXiv:1801.10198",
     summary="The decoder alone, without cross-attention, is a language model.",
     task=LANGUAGE_MODELLING,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer",
 )
 def transformer_lm(

@@ -49,6 +49,8 @@ XLAttentionMaker = Callable[[Kernel, KVSource | None], Attention]
     paper="Dai et al. 2019, Transformer-XL: Attentive Language Models beyond a Fixed-Length Context, arXiv:1901.02860",
     summary="Every layer also attends to its cached inputs of previous segments, with relative positions.",
     task=LANGUAGE_MODELLING,
+    family="memory",
+    constant_state=True,
     cost="O(l (l + m) d + l d^2) per layer, m tokens of memory",
     # decoding step by step equals one pass as long as the memory holds all tokens
     tiny_keywords={"memory_length": 512},

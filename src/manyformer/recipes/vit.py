@@ -44,6 +44,7 @@ TINY_IMAGES = {"height": 8, "width": 12, "channels": 2, "patch": 4}
     paper="Dosovitskiy et al. 2021, An Image is Worth 16x16 Words, arXiv:2010.11929",
     summary="An image is a sequence of patches for a standard encoder.",
     task=IMAGE_CLASSIFICATION,
+    family="softmax",
     cost="O(l^2 d + l d^2) per layer, for l = height width / patch^2 patches",
     tiny_keywords=TINY_IMAGES,
 )

@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from strange_models import EXPERTS, FORMS, KERNEL, Config, Kind, Where, rotate
 from torch import Tensor, nn
 
+from manyformer.analysis.contracts import CheckReport, ContractRow
+
 WITHOUT_DOCUMENTS = ("Plain", "OptionalTargets", "LossAlone", "ReturnLoss")
 WITHOUT_CACHE = (*WITHOUT_DOCUMENTS, "Masked", "Packed")
 WITH_CACHE = ("FromPosition", "InputPositions", "UseCache", "ReturnedCache")
@@ -522,3 +524,22 @@ def plant(module: nn.Module, fault: type, values: dict[str, Any]) -> None:
     module.__class__ = type(original.__name__, (fault, original), {"__module__": original.__module__})
     for name, value in values.items():
         setattr(module, name, value)
+
+
+def names_place(report: CheckReport, mutant: Mutant) -> bool:
+    """Whether a red row of a contract that is for the fault names it, for leaks with its module and position."""
+    rows = [row for row in report.failed if row.contract in mutant.contracts]
+    if mutant.contracts != LEAKS:
+        return bool(rows)
+    return any(_names_module(row, mutant) and _names_position(row, mutant) for row in rows)
+
+
+def _names_module(row: ContractRow, mutant: Mutant) -> bool:
+    """Whether the module of a row's place is that of the fault, or a part of it."""
+    if row.place is None or row.place.module is None:
+        return False
+    return f"{row.place.module}.".startswith(f"{mutant.module}.")
+
+
+def _names_position(row: ContractRow, mutant: Mutant) -> bool:
+    return mutant.read_at is None or (row.place is not None and row.place.token == mutant.read_at)

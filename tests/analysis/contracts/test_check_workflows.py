@@ -47,8 +47,10 @@ def test_the_hook_is_one_that_pre_commit_takes_and_its_command_tells_honest_mode
     assert hook["language"] == "system"
     # with names of files it would take them for models
     assert hook["pass_filenames"] is False
-    for name, code in (("honest", 0), ("leaking", 1)):
-        words = [*shlex.split(hook["entry"]), f"models.py:{name}", "--only", "causal", "--length", "16"]
+    options = ["--only", "causal", "--length", "16"]
+    # also without arguments in its configuration
+    for arguments, code in ((["models.py:honest", *options], 0), ([], 2)):
+        words = [*shlex.split(hook["entry"]), *arguments]
         result = subprocess.run(words, capture_output=True, text=True, check=False)
         assert result.returncode == code, result.stderr
 
@@ -73,8 +75,7 @@ def test_the_action_installs_checks_and_reports(workplace: Path, monkeypatch: py
     assert (workplace / "calls").read_text() == f"-m pip install {ACTION.parent}\n"
     assert (ACTION.parent / "pyproject.toml").is_file()
     for models, code, sentence in (
-        ("models.py:honest", 0, "causal"),
-        ("models.py:leaking", 1, "the future leaks"),
+        ("models.py:honest models.py:leaking", 1, "the future leaks"),
         ("models.py:missing", 2, "missing"),
     ):
         output = workplace / f"output{code}"

@@ -29,7 +29,7 @@ class Mixer(nn.Module):
         self.period = period
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.mix(self.inner(x)))
+        return self.outer(self.mix(self.inner(x)))  # type: ignore[no-any-return]
 
     def mix(self, x: Tensor) -> Tensor:
         length = x.shape[1]
@@ -46,7 +46,7 @@ class MixedTimeFirst(Mixer):
     """The same with the tokens on the first axis."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.outer(self.mix(self.inner(x.transpose(0, 1)).transpose(0, 1)))
+        return self.outer(self.mix(self.inner(x.transpose(0, 1)).transpose(0, 1)))  # type: ignore[no-any-return]
 
 
 class MixedByHeads(Mixer):
@@ -55,7 +55,7 @@ class MixedByHeads(Mixer):
     def forward(self, x: Tensor) -> Tensor:
         heads = self.inner(x).unflatten(-1, (2, -1)).transpose(1, 2)
         mixed = torch.stack([self.mix(head) for head in heads.unbind(1)], dim=1)
-        return self.outer(F.dropout(mixed.transpose(1, 2).flatten(2), 0.1, self.training))
+        return self.outer(F.dropout(mixed.transpose(1, 2).flatten(2), 0.1, self.training))  # type: ignore[no-any-return]
 
 
 class MixedFlat(Mixer):
@@ -83,7 +83,7 @@ class Block(nn.Module):
     def change(self, x: Tensor) -> Tensor:
         mixed = self.mixer(self.norm(x))
         x = x + (mixed[0] if isinstance(mixed, tuple) else mixed)
-        return x + self.mlp(x)
+        return x + self.mlp(x)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -190,7 +190,7 @@ class BlockScores(nn.Module):
     """Attention within blocks (b, t/c, c, d) without a mask."""
 
     def forward(self, x: Tensor) -> Tensor:
-        padded = F.pad(x, (0, 0, 0, -x.shape[1] % 4)).unflatten(1, (-1, 4))
+        padded = F.pad(x, (0, 0, 0, -x.shape[1] % 4)).view(x.shape[0], -1, 4, WIDTH)
         scores = (padded @ padded.mT).softmax(-1)
         return (scores @ padded).flatten(1, 2)[:, : x.shape[1]]
 
@@ -345,3 +345,29 @@ def test_a_place_fits_into_a_terminal() -> None:
     assert [line.strip() for line in table[3:6]] == place.lines(78)
     assert all(len(line) <= 80 for line in table[3:6])
     assert table[4].strip() == "in the forward of blocks.1.mixer (Mixer), after inner, before outer"
+
+
+def test_what_a_search_cannot_find_is_said_and_changes_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_error(*arguments: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    torch.manual_seed(0)
+    monkeypatch.setattr("manyformer.analysis.contracts.leak_input.LeakInput.find", raise_error)
+    adapter = Adapter(logits=Decoder(Mixer(6, 9)), vocab=VOCABULARY)
+    report = mf.check(adapter, only=["causal"], length=48)
+    assert report["causal"].verdict == "failed"
+    place = report["causal"].place
+    assert place is not None
+    assert place.lines() == ["the place was not found: RuntimeError was raised"]
+    assert "the place was not found" in report.to_html()
+
+
+class Constant(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return torch.ones(*tokens.shape, VOCABULARY)
+
+
+def test_a_model_that_reads_nothing_leaks_nowhere() -> None:
+    row = mf.check(Adapter(logits=Constant(), vocab=VOCABULARY), only=["causal"], length=48)["causal"]
+    assert row.verdict == "failed"
+    assert row.place is None

@@ -88,6 +88,9 @@ def small_in_bfloat16(scores: Tensor) -> float:
     return -2.0 if scores.dtype == torch.bfloat16 else -torch.inf
 
 
+ATTENDED = partial(attended, mask=causal_mask, low=infinite)
+
+
 def random_pattern(model: Plain, x: Tensor) -> Tensor:
     """Adds an earlier token, which is drawn anew in each call."""
     positions = torch.arange(x.shape[1])
@@ -139,6 +142,11 @@ def tiny_mean(model: Plain, x: Tensor, *, size: float) -> Tensor:
     return x.cumsum(1) / counts(x) + size * x.mean(1, keepdim=True)
 
 
+def sorted_first(model: Plain, x: Tensor, *, low: Callable[[Tensor], float]) -> Tensor:
+    """The same attention in a model that also sorts, whose rounding might be amplified."""
+    return ATTENDED(model, x, low=low) + 0.0 * x.sort(1).values
+
+
 def always(model: Plain) -> bool:
     return True
 
@@ -151,13 +159,12 @@ def in_training(model: Plain) -> bool:
     return model.training
 
 
-ATTENDED = partial(attended, mask=causal_mask, low=infinite)
-
 MIXES: list[tuple[str, str, Mix, Mix]] = [
     ("length", "depend on whether 63 more follow", mean_by_length, mean_so_far),
     ("causal", "the future leaks: .* in 3 tokens", partial(convolved, room=False), partial(convolved, room=True)),
     ("length", "depend on whether", partial(convolved, room=False), partial(convolved, room=True)),
     ("causal-autocast", "leaks", partial(attended, mask=causal_mask, low=small_in_bfloat16), ATTENDED),
+    ("causal-autocast", "leaks", partial(sorted_first, low=small_in_bfloat16), partial(sorted_first, low=infinite)),
     ("seed", "another seed changes the logits", random_pattern, fixed_pattern),
     ("causal", "the future leaks", partial(chosen, when=always), partial(chosen, when=never)),
     ("causal-training", "the future leaks", partial(chosen, when=in_training), partial(chosen, when=never)),
@@ -309,6 +316,35 @@ def test_a_model_that_cannot_load_its_own_state_is_found(faulty: nn.Module, sent
 @pytest.mark.parametrize("sound", [Plain(mean_so_far), Listed(nn.ModuleList), Tied(assign=False)])
 def test_models_that_load_their_own_state_pass(sound: nn.Module) -> None:
     assert row_of(sound, "own-state").verdict == "passed"
+
+
+class Tabled(nn.Module):
+    """Multiplies by a table that its state leaves out: of random numbers, or of numbers that follow from its width."""
+
+    def __init__(self, width: int, random: bool) -> None:
+        super().__init__()
+        self.width = width
+        self.random = random
+        self.embed = nn.Embedding(VOCAB, width)
+        self.head = nn.Linear(width, VOCAB)
+        table = torch.randn(width) if random else torch.arange(width) / width
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.head(self.embed(tokens).cumsum(1) * self.table)
+
+
+def test_random_numbers_that_are_in_no_state_are_found_by_building_the_model_again() -> None:
+    row = mf.check(Tabled(8, random=True), only=["own-state"])["own-state"]
+    assert row.verdict == "failed"
+    assert "something random is in no state" in row.sentence
+    row = mf.check(Tabled(8, random=False), only=["own-state"])["own-state"]
+    assert row.verdict == "passed"
+    assert "new ones alike" in row.sentence
+    # settings that a model does not keep are not guessed
+    model = Tabled(8, random=True)
+    del model.random
+    assert "new ones" not in mf.check(model, only=["own-state"])["own-state"].sentence
 
 
 class WithTargets(Plain):

@@ -68,7 +68,7 @@ def test_a_scorer_is_not_checked_by_its_name(folder: Path, program: str, capsys:
 
     name = f"{folder.name}.py:score"
     words = ["--scorer", name, "--vocab", "8", "--length", "20", "--bytes-of", f"{folder.name}.py:sizes"]
-    words += ["--decode", f"{folder.name}.py:decode", "--partition", "rows=1", "--partition", "rows=2"]
+    words += ["--decode", f"{folder.name}.py:decode", "--partition", "rows=1,rows=2"]
     assert check(*words) == 0
     shown = capsys.readouterr().out
     assert shown.startswith(f"{name} at 20 tokens\n")
@@ -85,20 +85,21 @@ def test_a_scorer_is_not_checked_by_its_name(folder: Path, program: str, capsys:
     ("words", "sentence"),
     [
         ("--scorer {}.py:score", "give --vocab N"),
-        ("--scorer {}.py --vocab 8", "names no function; name it as in score.py:score"),
-        ("--scorer {}.py:scores --vocab 8", "there is no function 'scores' in {}.py; did you mean score?"),
+        ("--scorer {}.py --vocab 8", "names no function; give FILE.py:NAME"),
+        ("--scorer {}.py:scores --vocab 8", "there is no 'scores' in {}.py; did you mean score?"),
         ("--scorer missing.py:score --vocab 8", "there is no file missing.py"),
-        ("--scorer {}.py:score --evaluator {}.py:evaluate --vocab 8", "give either --scorer or --evaluator"),
-        ("model --scorer {}.py:score --vocab 8", "'model' stands beside --scorer"),
+        ("--scorer {}.py:score --evaluator {}.py:evaluate --vocab 8", "--scorer and --evaluator are two checks"),
+        ("model --scorer {}.py:score --vocab 8", "'model' is for a model; a scorer is named by --scorer alone"),
+        ("--scorer {}.py:score --vocab 8 --only causal", "no contract 'causal' of scorers; did you mean causal-stream"),
         (
-            "--scorer {}.py:score --vocab 8 --skip causal",
-            "there is no contract 'causal' here; did you mean causal-stream",
+            "--evaluator {}.py:evaluate --vocab 8 --only counts",
+            "no contract 'counts' of evaluators; did you mean counted",
         ),
         ("--scorer {}.py:score --vocab 8 --partition rows", "'rows' is no KEY=VALUE"),
-        ("--data test=a.txt", "name training data: --data train=PATH"),
-        ("--data train=a.txt valid=b.txt", "'valid=b.txt' is neither train=PATH nor test=PATH"),
+        ("--data test=a.txt", "--data needs train=PATH"),
+        ("--data train=a.txt valid=b.txt", "'valid=b.txt' is no data; give train=PATH"),
         ("--data train=a.txt", "there is no file or folder a.txt"),
-        ("{}.py:Model --stride 4", "--stride 4 is of a window: give --window N"),
+        ("{}.py:Model --partition rows=1", "--partition is for --scorer, and not for a model"),
     ],
 )
 def test_a_mistake_ends_without_a_sentence(
@@ -119,7 +120,7 @@ def test_windows_of_a_model_are_not_checked_by_its_name(
 ) -> None:
     words = [f"{folder.name}.py:Model", f"leaks={leaks}", "--window", "12", "--stride", "5"]
     assert main([*words, "--only", "causal-stream,counted"]) == code
-    assert "Model by windows of 12, 5 new in each, at 30 tokens" in capsys.readouterr().out
+    assert "Model by windows at 30 tokens" in capsys.readouterr().out
 
 
 def test_data_are_not_checked_by_their_paths(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

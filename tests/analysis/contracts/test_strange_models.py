@@ -1,14 +1,18 @@
 """Models as strangers write them, without an adapter: each fault is red, and odd but sound models are green."""
 
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 import torch
-from strange_faults import draw_mutants
+from strange_faults import draw_mutants, names_place
 from strange_models import KINDS
 from strange_sound import SOUND, draw_sound
 from torch import Tensor, nn
 
+import manyformer as mf
+from manyformer.analysis.contracts import CheckReport
 from manyformer.analysis.contracts.call_forms import FoundForm, find_form
 
 SEEDS = range(5)
@@ -34,11 +38,7 @@ def logits_of(found: FoundForm, module: nn.Module, tokens: Tensor) -> Tensor:
         return found.logits(module, tokens).double()
 
 
-SLOW = {"compiled"}
-NAMES = [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in sorted(SOUND)]
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(SOUND.keys() - {"compiled"}))
 def test_an_exchange_of_a_later_token_changes_earlier_logits_of_a_sound_model(name: str) -> None:
     model = next(model for model in draw_sound(0) if model.name == name)
     module = model.build()
@@ -52,3 +52,36 @@ def test_an_exchange_of_a_later_token_changes_earlier_logits_of_a_sound_model(na
         assert change[:, :position].max() <= 1e-5 * expected.abs().max()
         # logits of zero show nothing: such a model is to be perturbed first
         assert change[:, position:].max() > 0 or not expected.any()
+
+
+ALWAYS = {"leak at one position", "leak below a length", "targets in logits", "sign of the future", "one head unmasked"}
+ALWAYS |= {"keys rotated twice", "position off after prefill", "rows rolled", "padding ignored", "borders ignored"}
+ALWAYS |= {"capacity of the batch", "counted from the end", "noise in evaluation", "table not saved"}
+MUTANTS = {f"{mutant.name} {mutant.fault}": mutant for mutant in draw_mutants(0)}
+FIRST = {mutant.fault: name for name, mutant in reversed(MUTANTS.items())}
+
+
+def cases(names: Iterable[str], always: set[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in always else pytest.mark.slow) for name in names]
+
+
+def check(module: nn.Module) -> CheckReport:
+    return mf.check(module, skip=["compile"])
+
+
+@pytest.mark.parametrize("name", cases(MUTANTS, {FIRST[fault] for fault in ALWAYS}))
+def test_a_fault_is_not_red_or_its_place_is_not_named(name: str) -> None:
+    mutant = MUTANTS[name]
+    report = check(mutant.build())
+    assert not report.ok, report.table()
+    assert names_place(report, mutant), report.table()
+
+
+SOUND_ALWAYS = {"mixture of depths", "sorted buckets", "long filters", "long filters, loss alone", "returned cache"}
+SOUND_ALWAYS |= {"zero outputs", "small logits", "padding", "documents", "whole chunks"}
+
+
+@pytest.mark.parametrize("name", cases(sorted(SOUND), SOUND_ALWAYS))
+def test_an_odd_but_sound_model_is_red(name: str) -> None:
+    report = check(next(model for model in draw_sound(0) if model.name == name).build())
+    assert report.ok, report.table()

@@ -86,13 +86,15 @@ class CacheForm:
 class FoundCache:
     """The cache form of a module, with the width of its logits.
 
-    With `one_token` a call takes one token. `first_step` is how far the first step is from one pass.
+    With `one_token` a call takes one token. `first_step` is how far the first step is from one pass, and
+    `reads_prefix` whether the tokens before it were read as in one pass.
     """
 
     form: CacheForm
     width: int
     one_token: bool = False
     first_step: float = 0.0
+    reads_prefix: bool = False
 
     def begin(self, rows: int, length: int) -> Any:
         """The state before the first token."""
@@ -142,7 +144,7 @@ def find_cache(module: nn.Module, found: FoundForm) -> FoundCache | str:
         whole = torch.randint(found.vocabulary, (2, padded), generator=generator).to(device)
         whole[:, : length + 1] = tokens
         try:
-            expected = found.logits(module, whole)[:, length]
+            expected = found.logits(module, whole)[:, : length + 1]
         except Exception as error:
             return f"no cache was looked for: {padded} tokens raise {one_line(error)}"
         reasons: list[str] = []
@@ -157,7 +159,7 @@ def find_cache(module: nn.Module, found: FoundForm) -> FoundCache | str:
                 reasons.append(f"{form.name}: the step does not depend on the cache")
             else:
                 reasons.append(f"{form.name}: the first step is {cache.first_step:.0e} off")
-                if form.undoubted and cache.first_step <= FAULTY_STEP_TOLERANCE:
+                if form.undoubted and (cache.reads_prefix or cache.first_step <= FAULTY_STEP_TOLERANCE):
                     faulty.append(cache)
         for cache in sorted(faulty, key=lambda cache: cache.first_step):
             if _state_matters(cache, tokens, expected):
@@ -174,13 +176,15 @@ def _try_form(cache: FoundCache, tokens: Tensor, expected: Tensor, reasons: list
         tried = replace(cache, one_token=one_token)
         try:
             state = tried.begin(tokens.shape[0], length + 1)
-            _, state = tried.step(tokens[:, :length], length, state)
+            prefix, state = tried.step(tokens[:, :length], length, state)
             logits, _ = tried.step(tokens, 1, state)
         except Exception as error:
             reasons.append(f"{cache.form.name}: {one_line(error)}")
             continue
         scale = expected.abs().max().clamp(min=1e-12)
-        return replace(tried, first_step=float((logits[:, 0] - expected).abs().max() / scale))
+        before = float((prefix - expected[:, :length]).abs().max() / scale)
+        first_step = float((logits[:, 0] - expected[:, length]).abs().max() / scale)
+        return replace(tried, first_step=first_step, reads_prefix=before <= FIRST_STEP_TOLERANCE)
     return None
 
 

@@ -14,6 +14,7 @@ from manyformer.analysis.contracts import (
     decoding_contracts,
     equivalence_contracts,
     row_contracts,
+    state_contracts,
     training_contracts,
 )
 from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow, ContractVerdict
@@ -38,7 +39,14 @@ from manyformer.base.errors import UserError, suggest_names
 
 # without repeatable outputs nothing can be compared, so that these are the first
 _FIRST = (equivalence_contracts.repeatable, equivalence_contracts.seed, equivalence_contracts.traceless)
-_MODULES = (causality_contracts, decoding_contracts, row_contracts, training_contracts, equivalence_contracts)
+_MODULES = (
+    causality_contracts,
+    decoding_contracts,
+    row_contracts,
+    training_contracts,
+    equivalence_contracts,
+    state_contracts,
+)
 
 CONTRACTS = {
     item.name: item

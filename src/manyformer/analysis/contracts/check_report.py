@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 
 from manyformer.analysis.contracts.leak_place import LeakPlace
+from manyformer.analysis.contracts.report_page import PageContent, PageRow, badge_json, badge_svg, report_html
+from manyformer.base.errors import UserError
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import aligned_table
 
@@ -100,7 +102,7 @@ class CheckReport:
         The place of a broken contract follows its line.
         """
         rows = [
-            (row.contract, row.verdict, format_number(row.measured), format_number(row.tolerance), row.sentence)
+            (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance), row.sentence)
             for row in self.rows
         ]
         header, *table = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
@@ -129,7 +131,7 @@ class CheckReport:
         table.add_column("result")
         for row in self.rows:
             style = STYLES[row.verdict]
-            numbers = format_number(row.measured), format_number(row.tolerance)
+            numbers = _format_number(row.measured), _format_number(row.tolerance)
             told = [row.sentence]
             if row.place is not None:
                 told += row.place.lines()
@@ -144,31 +146,50 @@ class CheckReport:
         report |= {"schema": SCHEMA, "assumptions": list(self.assumptions)}
         return json_text(report, indent=2, ensure_ascii=True)
 
+    @property
+    def outcome(self) -> str:
+        """The verdict in two words, for a badge: "kept", "2 broken", or "none tried" if no contract was run."""
+        if self.failed:
+            return f"{len(self.failed)} broken"
+        if any(row.verdict == "passed" for row in self.rows):
+            return "kept"
+        return "none tried"
+
     def to_html(self, *, command: str | None = None) -> str:
         """The report as one page of HTML that needs no other file; `command` is what repeats the check."""
-        from manyformer.analysis.contracts.report_page import report_html
-
-        return report_html(self, command=command)
+        rows = tuple(
+            PageRow(*row[:3], _format_number(row.measured), _format_number(row.tolerance), row.place)
+            for row in self.rows
+        )
+        content = PageContent(
+            subject=self.subject,
+            outcome=self.outcome,
+            counts=self.summary().removeprefix(f"{self.subject}: "),
+            lengths=str(self.lengths),
+            assumptions=self.assumptions,
+            rows=rows,
+            command=command or f"mf.check(model, seed={self.seed})",
+            seed=self.seed,
+        )
+        return report_html(content)
 
     def write_html(self, path: str | Path, *, command: str | None = None) -> None:
-        """Write the page of `to_html` to a file."""
-        Path(path).write_text(self.to_html(command=command), encoding="utf-8")
+        """Write the page of `to_html` to a file. Raises UserError if it cannot be written."""
+        try:
+            Path(path).write_text(self.to_html(command=command), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
     def badge_json(self) -> str:
         """A badge such as "contracts: kept" or "contracts: 2 broken", as JSON for the endpoint of shields.io."""
-        from manyformer.analysis.contracts.report_page import badge_json
-
-        return badge_json(self)
+        return badge_json(self.outcome, ok=self.ok)
 
     def badge_svg(self) -> str:
         """The same badge as a picture."""
-        from manyformer.analysis.contracts.report_page import badge_svg
-
-        return badge_svg(self)
+        return badge_svg(self.outcome, ok=self.ok)
 
 
-def format_number(value: float | None) -> str:
-    """A measured number as text; nothing for None."""
+def _format_number(value: float | None) -> str:
     if value is None:
         return ""
     # counts and exact zeros are shown as integers; sums and means as such; rounding errors in powers of ten

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import shlex
 import shutil
 import sys
 import textwrap
@@ -54,11 +55,29 @@ EXAMPLES = (
     "model.py:GPT",
     "model.py:GPT n_layer=2 n_head=4 --only causal,cached",
     "mypackage.model:build --length 128 --json",
+    "model.py:GPT --window 256 --stride 64",
+    "--scorer evaluate.py:score --vocab 1024 --block 256",
+    "--data train=train.txt test=test.txt",
 )
 
+MODEL = "a model"
+WINDOWS = "--window"
+SCORER = "--scorer"
+EVALUATOR = "--evaluator"
+DATA = "--data"
+"""What is checked: a model, its scores by windows, a scorer, an evaluator of one number, or data."""
 
-def _option(help_text: str, default: Any = None, *, flag: str | None = None, metavar: str | None = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "flag": flag, "metavar": metavar})
+
+def _option(
+    help_text: str,
+    default: Any = None,
+    *,
+    flag: str | None = None,
+    metavar: str | None = None,
+    uses: tuple[str, ...] = (),
+) -> Any:
+    """A field with the text of its option; one with `uses` is for these kinds of checks alone."""
+    return field(default=default, metadata={"help": help_text, "flag": flag, "metavar": metavar, "uses": uses})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,30 +88,85 @@ class CheckRequest:
         "Tokens in each sequence; by default 48, or 64 for a model of a file, and more in tests of causality."
     )
     only: str | None = _option("Only these contracts, separated by commas.")
-    skip: str | None = _option("All but these contracts, separated by commas.")
+    skip: str | None = _option("All but these contracts, separated by commas.", uses=(MODEL,))
     seed: int = _option("Seed of weights and inputs.", 0)
-    vocab: int | None = _option("Size of the vocabulary, if it is not to be found by trial.")
-    max_length: int | None = _option("The most tokens that the model takes, if they are not to be found by trial.")
-    not_causal: bool = _option("The model is an encoder: outputs may depend on later tokens.", default=False)
-    window: int | None = _option("Check the scores that the model gives by windows of so many tokens.")
-    stride: int | None = _option("New tokens in each window; by default the whole window.")
+    vocab: int | None = _option(
+        "Size of the vocabulary, if it is not to be found by trial; of a scorer it must be given."
+    )
+    max_length: int | None = _option(
+        "The most tokens that the model takes, if they are not to be found by trial.", uses=(MODEL,)
+    )
+    not_causal: bool = _option(
+        "The model is an encoder: outputs may depend on later tokens.", default=False, uses=(MODEL,)
+    )
+    window: int | None = _option("Check the scores that a model gives by windows of so many tokens.", uses=(WINDOWS,))
+    stride: int | None = _option("Tokens from a window to the next one; a whole window unless given.", uses=(WINDOWS,))
     scorer: str | None = _option(
-        "Check a function instead that gives the nats of the tokens of a stream.", metavar="FILE.py:NAME"
+        "Check a function score(tokens) that gives the nats of tokens 1 to n - 1.",
+        metavar="FILE.py:NAME",
+        uses=(SCORER,),
     )
     evaluator: str | None = _option(
-        "Check a function instead that gives one number for (model, tokens).", metavar="FILE.py:NAME"
+        "Check a function that gives one number for a model and tokens.", metavar="FILE.py:NAME", uses=(EVALUATOR,)
     )
-    block: int | None = _option("The size at which the scorer cuts a stream: its window, stride or chunk.")
-    bytes_of: str | None = _option("A function that gives the bytes of each token.", metavar="FILE.py:NAME")
-    decode: str | None = _option("A function that gives the text or bytes of tokens.", metavar="FILE.py:NAME")
-    encode: str | None = _option("A function that gives the tokens of a text.", metavar="FILE.py:NAME")
-    bos: int | None = _option("The token that begins a document, if the scorer promises independent documents.")
-    partition: list[str] | None = _option(  # noqa: RUF009 - a field like the others
-        "Keywords of the scorer that must not change a score; may be given several times.", metavar="KEY=VALUE,..."
+    block: int | None = _option("The scorer's window, stride or chunk: leaks are at its borders.", uses=(SCORER,))
+    bytes_of: str | None = _option(
+        "The function that counts the bytes of tokens.", metavar="FILE.py:NAME", uses=(SCORER, EVALUATOR)
     )
-    seconds: int = _option("About how long the check of a scorer may take.", 120)
-    data: bool = _option("Check data instead: train=PATH and test=PATH, files or folders.", default=False)
+    decode: str | None = _option("The function from tokens to text.", metavar="FILE.py:NAME", uses=(SCORER,))
+    encode: str | None = _option("The function from text to tokens.", metavar="FILE.py:NAME", uses=(SCORER,))
+    bos: int | None = _option(
+        "The token that begins a document, if documents are promised to be independent.", uses=(SCORER,)
+    )
+    partition: str | None = _option(
+        "Keywords of the scorer that must not change a score, such as rows=1,rows=4.",
+        metavar="KEY=VALUE,...",
+        uses=(SCORER,),
+    )
+    seconds: int = _option("About how long the check of scores may take.", 120, uses=(SCORER, WINDOWS))
+    data: bool = _option(
+        "Check data: train=PATH and test=PATH, each a file or folder, are given in place of names.",
+        default=False,
+        uses=(DATA,),
+    )
+    html: str | None = _option("Also write the report as one page, to attach to a pull request.", metavar="FILE")
+    badge: str | None = _option(
+        "Also write a badge: a picture (.svg), or JSON for the endpoint of shields.io (.json).", metavar="FILE"
+    )
     as_json: bool = _option("Print the result as JSON.", default=False, flag="--json")
+
+    def command_line(self, words: Sequence[str]) -> str:
+        """The arguments that repeat the check, without those that say how it is shown."""
+        arguments = [*words]
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value == item.default or item.name in ("html", "badge", "as_json"):
+                continue
+            arguments.append(option_flag(item))
+            if value is not True:
+                arguments.append(str(value))
+        return shlex.join(arguments)
+
+    @property
+    def subject(self) -> str:
+        """What is checked. Raises UserError for two at once, and for options that are for something else."""
+        chosen = [DATA] if self.data else []
+        chosen += [kind for kind in (SCORER, EVALUATOR, WINDOWS) if getattr(self, kind.removeprefix("--")) is not None]
+        if len(chosen) > 1:
+            raise UserError(f"{' and '.join(chosen)} are two checks: give one of them")
+        subject = chosen[0] if chosen else MODEL
+        for item in fields(self):
+            uses = item.metadata["uses"]
+            if uses and subject not in uses and getattr(self, item.name) != item.default:
+                raise UserError(f"{option_flag(item)} is for {' and '.join(uses)}, and not for {subject}")
+        return subject
+
+    @property
+    def selected(self) -> list[str] | None:
+        """The contracts that were chosen; None for all."""
+        if self.only is None:
+            return None
+        return split_names(self.only)
 
     @property
     def check_options(self) -> dict[str, Any]:
@@ -138,7 +212,7 @@ def group_words(words: Sequence[str]) -> list[NamedModel]:
         if word.startswith("--") and "=" not in word and remaining and not remaining[0].startswith("--"):
             named[-1].values.append(remaining.pop(0))
     if not named:
-        raise UserError(f"name a model: {NAME_HELP[0].lower()}{NAME_HELP[1:]}")
+        raise UserError(f"name a model: {NAME_HELP}")
     return named
 
 
@@ -207,6 +281,7 @@ def print_report(report: "CheckReport") -> None:
 class CommandFace:
     """How one of the two programs finds models and shows what happens."""
 
+    program: str = PROGRAM
     load: Callable[[str, Sequence[str], CheckRequest], "LoadedModel"] = load_stranger
     status: Status = progress_line
     show: Callable[["CheckReport"], None] = print_report
@@ -218,9 +293,16 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
 
     Of several models, one that cannot be loaded is told, and the others are checked.
     """
-    if request.scorer or request.evaluator or request.data:
-        return _check_no_model(words, request, face)
+    subject = request.subject
+    check_files(request)
+    if subject in (SCORER, EVALUATOR, DATA):
+        report = _check_scorer_or_data(words, request, face)
+        write_files(report, request, face, words)
+        _show_reports([report], request, face, listed=False)
+        return exit_code(report)
     named = group_words(words)
+    if len(named) > 1 and (request.html or request.badge):
+        raise UserError("--html and --badge are for the report of one model")
     reports: list[CheckReport] = []
     codes: list[int] = []
     for model in named:
@@ -234,12 +316,12 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
             continue
         reports.append(report)
         codes.append(code)
+        write_files(report, request, face, words)
         if not request.as_json:
             face.show(report)
     if request.as_json:
-        texts = [report.to_json() for report in reports]
         # of several models a list, also if but one of them could be checked
-        print(texts[0] if len(named) == 1 else "[" + ",\n".join(texts) + "]")
+        _show_reports(reports, request, face, listed=len(named) > 1)
     # what is certain comes first: a fault that was found is no doubt
     for code in (NOT_HONEST, NOT_TRIED):
         if code in codes:
@@ -247,46 +329,110 @@ def run_checks(words: Sequence[str], request: CheckRequest, face: CommandFace) -
     return HONEST
 
 
-def _check_no_model(words: Sequence[str], request: CheckRequest, face: CommandFace) -> int:
-    """Check a scorer, an evaluator or data."""
-    from manyformer.analysis.contracts.scorer_command import check_named_data, check_named_scorer
+def check_files(request: CheckRequest) -> None:
+    """Raise UserError for a file that cannot be written, before the check takes its time."""
+    for flag, name in (("--html", request.html), ("--badge", request.badge)):
+        if name is None:
+            continue
+        if Path(name).is_dir() or not Path(name).parent.is_dir():
+            raise UserError(f"{flag} {name} must be a file in a folder that exists")
+    if request.badge is not None and Path(request.badge).suffix not in (".svg", ".json"):
+        raise UserError(f"--badge {request.badge} must end with .svg or .json")
 
-    name = request.scorer or request.evaluator or " ".join(words)
-    with face.status(f"checking {name}") as status:
 
-        def tell(row: "ContractRow") -> None:
-            status(f"checking {name}: {row.contract} {row.verdict}")
+def write_files(report: "CheckReport", request: CheckRequest, face: CommandFace, words: Sequence[str]) -> None:
+    """Write the page and the badge that were asked for. Raises UserError if they cannot be written."""
+    texts: dict[str, str] = {}
+    if request.html is not None:
+        texts[request.html] = report.to_html(command=f"{face.program} {request.command_line(words)}")
+    if request.badge is not None:
+        texts[request.badge] = report.badge_svg() if request.badge.endswith(".svg") else report.badge_json()
+    for name, text in texts.items():
+        try:
+            Path(name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{name}: {error.strerror}") from error
+        print(f"wrote {name}", file=sys.stderr)
+
+
+def _show_reports(reports: "Sequence[CheckReport]", request: CheckRequest, face: CommandFace, *, listed: bool) -> None:
+    if not request.as_json:
+        for report in reports:
+            face.show(report)
+        return
+    texts = [report.to_json() for report in reports]
+    print("[" + ",\n".join(texts) + "]" if listed else texts[0])
+
+
+def _check_scorer_or_data(words: Sequence[str], request: CheckRequest, face: CommandFace) -> "CheckReport":
+    """Check the scorer, evaluator or data of a request. Raises UserError."""
+    from manyformer.analysis.contracts.data_check import check_data
+    from manyformer.analysis.contracts.importing import printing_to_stderr
+    from manyformer.analysis.contracts.scorer_command import check_scorer_by_name
+
+    if not request.data and words:
+        raise UserError(f"'{words[0]}' is for a model; a scorer is named by {request.subject} alone")
+    with face.status(f"checking {request.scorer or request.evaluator or 'data'}") as status, printing_to_stderr():
+
+        def show_row(row: "ContractRow") -> None:
+            status(f"checking: {row.contract} {row.verdict}")
 
         if request.data:
-            report = check_named_data(words, request, tell)
-        else:
-            report = check_named_scorer(words, request, tell)
-    if request.as_json:
-        print(report.to_json())
-    else:
-        face.show(report)
-    return exit_code(report)
+            paths = _data_paths(words)
+            return check_data(paths["train"], paths.get("test"), only=request.selected, on_row=show_row)
+        return check_scorer_by_name(
+            scorer=request.scorer,
+            evaluator=request.evaluator,
+            vocab=request.vocab,
+            length=request.length,
+            block=request.block,
+            bytes_of=request.bytes_of,
+            decode=request.decode,
+            encode=request.encode,
+            bos=request.bos,
+            partition=request.partition,
+            seconds=request.seconds,
+            seed=request.seed,
+            only=request.selected,
+            on_row=show_row,
+        )
+
+
+def _data_paths(words: Sequence[str]) -> dict[str, list[str]]:
+    """The files and folders of train=PATH and test=PATH, each of which may be given several times."""
+    paths: dict[str, list[str]] = {}
+    for word in words:
+        name, _, path = word.partition("=")
+        if name not in ("train", "test") or not path:
+            raise UserError(f"'{word}' is no data; give train=PATH, and test=PATH to compare it with")
+        paths.setdefault(name, []).append(path)
+    if "train" not in paths:
+        raise UserError("--data needs train=PATH, a file or folder, and test=PATH to compare it with")
+    return paths
 
 
 def _check_one(model: NamedModel, request: CheckRequest, face: CommandFace) -> "tuple[CheckReport, int]":
     from manyformer.analysis.contracts.check import check
     from manyformer.analysis.contracts.importing import printing_to_stderr
-    from manyformer.analysis.contracts.scorer_command import check_named_windows
     from manyformer.analysis.contracts.subject import Subject
 
     with face.status(f"loading {model.name}") as status, printing_to_stderr():
         loaded = face.load(model.name, model.values, request)
-        if request.window is not None or request.stride is not None:
-            report = check_named_windows(loaded.model, model.name, request)
-            return report, exit_code(report)
+
+        def show_row(row: "ContractRow") -> None:
+            status(f"checking {model.name}: {row.contract} {row.verdict}")
+
+        if request.window is not None:
+            report = _check_windows(loaded, request, show_row)
+            return dataclasses.replace(report, subject=f"{model.name} by windows"), exit_code(report)
         options = {**loaded.options, **request.check_options}
         report = check(
             loaded.model,
             length=request.length,
             seed=request.seed,
-            only=None if request.only is None else split_names(request.only),
+            only=request.selected,
             skip=split_names(request.skip),
-            on_row=lambda row: status(f"checking {model.name}: {row.contract} {row.verdict}"),
+            on_row=show_row,
             **options,
         )
     promises_itself = isinstance(loaded.model, Subject)
@@ -295,6 +441,30 @@ def _check_one(model: NamedModel, request: CheckRequest, face: CommandFace) -> "
         found = [HOW_TO_SAY if line.startswith(OTHERWISE) else line for line in report.assumptions]
         report = dataclasses.replace(report, subject=model.name, assumptions=(*loaded.notes, *found))
     return report, exit_code(report, promises_itself=promises_itself)
+
+
+def _check_windows(
+    loaded: "LoadedModel", request: CheckRequest, show_row: "Callable[[ContractRow], None]"
+) -> "CheckReport":
+    from torch import nn
+
+    from manyformer.analysis.contracts.scorer_command import check_windows
+
+    if not isinstance(loaded.model, nn.Module):
+        raise UserError("--window is for an nn.Module; of another model name a function by --scorer")
+    assert request.window is not None
+    vocab = request.vocab or loaded.options.get("vocabulary")
+    return check_windows(
+        loaded.model,
+        request.window,
+        request.stride,
+        vocab=vocab,
+        length=request.length,
+        seconds=request.seconds,
+        seed=request.seed,
+        only=request.selected,
+        on_row=show_row,
+    )
 
 
 def exit_code(report: "CheckReport", *, promises_itself: bool = False) -> int:
@@ -333,6 +503,8 @@ def wrapped_report(report: "CheckReport", width: int, *, colored: bool = False) 
             first = f"{row.contract:<{names}}  {color}  {wrapped[0]}"
         lines.append(first)
         lines += [" " * len(begin) + line for line in wrapped[1:]]
+        if row.place is not None:
+            lines += [f"  {printable(line)}" for line in row.place.lines(width - 2)]
     for sentence, contracts in not_promised.items():
         text = f"{', '.join(contracts)}: {sentence}"
         lines += textwrap.wrap(printable(text), width, subsequent_indent="  ", break_on_hyphens=False)
@@ -356,9 +528,6 @@ def make_parser() -> argparse.ArgumentParser:
         flag = option_flag(item)
         if item.default is False:
             parser.add_argument(flag, dest=item.name, action="store_true", help=help_text)
-            continue
-        if item.type == list[str] | None:
-            parser.add_argument(flag, dest=item.name, action="append", metavar=item.metadata["metavar"], help=help_text)
             continue
         kind = int if item.type in (int, int | None) else str
         metavar = item.metadata["metavar"] or ("N" if kind is int else "NAMES")
@@ -385,11 +554,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the small program `manyformer-check` and return its exit code."""
     parser = make_parser()
     options: Mapping[str, Any] = vars(parser.parse_intermixed_args(arguments))
-    if not (options["names"] or options["scorer"] or options["evaluator"] or options["data"]):
-        parser.print_help()
-        return HONEST
     request = read_request(options)
     try:
+        if not options["names"] and request.subject == MODEL:
+            parser.print_help()
+            # a hook that names no model by mistake must not pass
+            return NOT_TRIED
         return run_checks(options["names"], request, CommandFace())
     except UserError as error:
         if options["debug"]:

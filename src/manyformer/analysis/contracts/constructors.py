@@ -370,6 +370,9 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _signature(target: Callable[..., Any]) -> list[inspect.Parameter]:
+    if isinstance(target, type) and vars(nn.Module)["__init__"] is target.__init__:  # type: ignore[misc]
+        # which takes anything, and refuses it
+        return []
     try:
         return list(inspect.signature(target).parameters.values())
     except (TypeError, ValueError):
@@ -425,14 +428,17 @@ def config_class(need: Need, owner: Callable[..., Any]) -> Callable[..., Any] | 
     if isinstance(annotation, str):
         annotation = getattr(sys.modules.get(owner.__module__), annotation, UNKNOWN)
     members = typing.get_args(annotation) if _is_union(annotation) else (annotation,)
-    classes = [member for member in members if _is_config_class(member)]
-    if classes:
-        return classes[0]
-    if need.name not in CONFIG_NAMES or any(isinstance(member, type) and member is not UNKNOWN for member in members):
+    for member in members:
+        if _is_config_class(member):
+            found: Callable[..., Any] = member
+            return found
+    if need.name not in CONFIG_NAMES:
         return None
-    default_config = getattr(owner, "get_default_config", None)
+    default_config: Callable[..., Any] | None = getattr(owner, "get_default_config", None)
     if default_config is not None:
-        return default_config  # type: ignore[no-any-return]
+        return default_config
+    if any(isinstance(member, type) and member is not UNKNOWN for member in members):
+        return None
     if _subscripted(owner, need.name):
         return None
     module = sys.modules.get(owner.__module__)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow
-from manyformer.base.errors import UserError
+from manyformer.base.errors import UserError, suggest_names
 
 EXACT_MEAN = 5e-7
 """The distance, relative to a mean in float32, at which it is taken for the mean of certain targets."""
@@ -301,6 +301,9 @@ def check_evaluator_report(
         "repeatable-score": lambda: _repeatable(evaluate, vocab, seed),
         "causal-stream": lambda: random_stream_cost(evaluate, vocab, seed),
     }
+    for name in only or ():
+        if name not in EVALUATOR_CONTRACTS:
+            raise UserError(f"there is no contract '{name}' of evaluators; {suggest_names(name, EVALUATOR_CONTRACTS)}")
     rows = []
     for name in EVALUATOR_CONTRACTS:
         if only is None or name in only:

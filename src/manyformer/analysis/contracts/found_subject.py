@@ -1,5 +1,8 @@
 """Any module as a subject, without an adapter: how it is called and how it decodes are found by trial."""
 
+import copy
+import inspect
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +34,9 @@ from manyformer.nn.model_inputs import Inputs, State, tree_map
 
 EXAMPLE_LENGTH = 32
 """The length of the sequence that shows how a module rounds."""
+
+TIMED_ROWS = 4
+"""The number of rows in the call that is timed: many rows take less time for each token than one."""
 
 DEFAULT_LENGTH = 64
 """The length of sequences, unless another is given; causality is tested at the model's limit too."""
@@ -104,6 +110,28 @@ class DecodingState:
     value: Any
 
 
+def built_again(module: nn.Module) -> nn.Module | None:
+    """A new module of the same class from the values that `module` keeps under the names of its constructor.
+
+    None if it does not keep all of them. They may have changed since, so that the new module may differ."""
+    values: dict[str, Any] = {}
+    try:
+        for name, parameter in inspect.signature(type(module)).parameters.items():
+            if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                continue
+            if parameter.kind is parameter.POSITIONAL_ONLY or not hasattr(module, name):
+                return None
+            values[name] = getattr(module, name)
+        # a module that another one holds would be shared with the new one, not built again
+        if any(isinstance(value, nn.Module | Tensor) for value in values.values()):
+            return None
+        new = type(module)(**values)
+    # whatever a constructor needs besides, such as files
+    except Exception:
+        return None
+    return new if new.state_dict().keys() == module.state_dict().keys() else None
+
+
 @final
 class FoundSubject(Subject):
     """A stranger's module, called as trials found that it is called.
@@ -141,15 +169,18 @@ class FoundSubject(Subject):
             self.masks = find_masks(module, self.found)
             self.exact = has_float64_twin(module, self._example)
             self.float64_decides = self.exact
+            start = time.perf_counter()
+            timed = self._example(rows=TIMED_ROWS)
+            self.seconds_per_token = (time.perf_counter() - start) / timed[..., 0].numel()
             self.float32_tolerance = rounding_tolerance(module, self._example, least=FLOAT32_TOLERANCE)
         self.chunked = isinstance(self.cache, FoundCache) and not self.cache.form.takes_prefix
         self.not_promised = NOT_PROMISED | self._reasons(causal=causal)
 
-    def _example(self) -> Tensor:
-        """The logits of a short row, which show how the module rounds."""
+    def _example(self, rows: int = 1) -> Tensor:
+        """The logits of a few short rows, which show how the module rounds and how long it takes."""
         length = -(-max(EXAMPLE_LENGTH, self.min_length) // self.length_multiple) * self.length_multiple
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(len(self.token_ids), (1, length), generator=generator)
+        tokens = torch.randint(len(self.token_ids), (rows, length), generator=generator)
         return self(Inputs(tokens.to(self.device))).logits
 
     def _reasons(self, *, causal: bool) -> dict[str, str]:
@@ -217,6 +248,15 @@ class FoundSubject(Subject):
         tokens = torch.cat([state.tokens, inputs.tokens], dim=1)
         logits, value = self.cache.step(tokens, inputs.tokens.shape[1], state.value)
         return SubjectOutput(logits, DecodingState(tokens, value))
+
+    def build_anew(self) -> "FoundSubject | None":
+        assert self.module is not None
+        module = built_again(self.module)
+        if module is None:
+            return None
+        new = copy.copy(self)
+        new.module = module.to(self.device)
+        return new
 
     def logits_with_targets(self, inputs: Inputs, targets: Tensor) -> Tensor:
         """The logits of a call, with a fixed seed, that gives the module its targets as well."""

@@ -219,7 +219,9 @@ def _missing_name(error: UserError, path: Path) -> str | None:
     if not isinstance(cause, ModuleNotFoundError) or not cause.name:
         return None
     frame = own_frame(cause, place_of(path).root)
-    for name, number in [] if frame is None else imported_names(Path(frame.filename)):
+    if frame is None:
+        return cause.name
+    for name, number in imported_names(Path(frame.filename)):
         if number == frame.lineno and f"{name}.".startswith(f"{cause.name}."):
             return name
     return cause.name

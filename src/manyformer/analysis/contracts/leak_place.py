@@ -128,7 +128,9 @@ class LeakPlace:
         return f"{told}, training" if self.training else told
 
     def lines(self, width: int = 80) -> list[str]:
-        """The place for a table of text: two or three lines of at most `width` characters."""
+        """The place for a table of text: two or three lines of at most `width` characters, or why there is none."""
+        if self.output is None:
+            return [shortened(note, width) for note in self.notes]
         details = [text for text in (self.statement, self.layers_told) if text is not None]
         told = [self.what, self.where, "; ".join(details)]
         return [shortened(line, width) for line in told if line]

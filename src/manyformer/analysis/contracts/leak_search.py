@@ -6,16 +6,17 @@ found is left out and said; nothing that is raised here changes a verdict.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.analysis.contracts.isolation import in_dtype
-from manyformer.analysis.contracts.leak_place import DependenceMatrix, LeakKind, LeakPlace
+from manyformer.analysis.contracts.leak_input import TRACED_LENGTHS, LeakInput, OutOfTime, draw_inputs, fitting_lengths
+from manyformer.analysis.contracts.leak_place import LeakKind, LeakPlace
 from manyformer.analysis.contracts.module_trace import (
     Culprit,
     ModuleTrace,
@@ -29,13 +30,10 @@ from manyformer.analysis.contracts.module_trace import (
     same_class,
     sizes_of,
 )
-from manyformer.analysis.contracts.subject import FLOAT32_TOLERANCE, Untestable
+from manyformer.analysis.contracts.subject import AdapterSubject, Untestable
 from manyformer.analysis.contracts.token_exchange import (
-    Exchange,
-    ExchangeTest,
     Forward,
     Leak,
-    measure_leaks,
     training_forward,
 )
 from manyformer.analysis.contracts.trial import (
@@ -48,17 +46,11 @@ from manyformer.analysis.contracts.trial import (
 )
 from manyformer.nn.model_inputs import Inputs
 
-MAX_SECONDS = 20.0
-"""The time that one search may take; what is found by then is told."""
+MAX_SECONDS = 10.0
+"""The time that the search of an input may take, and that of a submodule; what is found by then is told."""
 
-SHORT_LENGTHS = (2, 4, 8, 16, 32)
-"""Lengths at which every token is exchanged in search of a short sequence, which is then shortened further."""
-
-TRACED_LENGTHS = (11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59, 61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107)
-"""Lengths that are rarely sizes of other axes."""
-
-PICTURE_SIZE = 32
-"""The largest number of rows and columns of a matrix."""
+MAX_TOTAL_SECONDS = 40.0
+"""The time that all searches of one check may take before the last."""
 
 EXACT_TOLERANCE = 1e-7
 """The largest change that is rounding where the same operators run on equal shapes in float32."""
@@ -66,11 +58,8 @@ EXACT_TOLERANCE = 1e-7
 OTHER_ROWS = (2, 3, 5, 7)
 
 LATER = frozenset({"causal", "causal-gradient", "causal-training", "causal-autocast"})
+WITH_EVIDENCE = LATER - {"causal-gradient"}
 CACHED = frozenset({"cached", "prefill", "decode", "preallocated"})
-
-
-class OutOfTime(Exception):
-    """Raised if a search took as long as it may."""
 
 
 class Pair(NamedTuple):
@@ -95,6 +84,7 @@ class PlaceFinder:
 
     def __init__(self) -> None:
         self._places: dict[tuple[LeakKind, bool], LeakPlace | None] = {}
+        self._seconds = 0.0
 
     def find(self, contract: Contract, trial: ContractTrial, evidence: object = None) -> LeakPlace | None:
         """The place of a contract that failed; None if it has none, or if nothing was found.
@@ -113,11 +103,22 @@ class PlaceFinder:
         return self._places[key]
 
     def _search(self, kind: LeakKind, name: str, trial: ContractTrial, evidence: object) -> LeakPlace | None:
-        try:
-            return _LeakSearch(kind, name, trial, evidence).find()
-        # a place is an addition: the contract has its verdict, whatever a model raises here
-        except Exception:
+        if evidence is None and name in WITH_EVIDENCE:
+            # it failed because nothing changes, not because something leaks
             return None
+        training = name.endswith("training")
+        if self._seconds > MAX_TOTAL_SECONDS:
+            return LeakPlace(kind, training, notes=("the place was not looked for: others took too long",))
+        start = time.monotonic()
+        try:
+            place = _LeakSearch(kind, name, trial, evidence).find()
+        # a place is an addition: the contract has its verdict, whatever a model raises here
+        except Exception as error:
+            place = LeakPlace(kind, training, notes=(f"the place was not found: {type(error).__name__} was raised",))
+        self._seconds += time.monotonic() - start
+        if place is None:
+            return LeakPlace(kind, training, notes=("the place was not found: no short input shows it",))
+        return place
 
 
 def kind_of(contract: str) -> LeakKind | None:
@@ -168,8 +169,10 @@ class _LeakSearch:
         return None
 
     def _dtypes(self) -> tuple[torch.dtype | None, ...]:
+        # of an adapter nobody knows whether it computes in float64 throughout: its logits show it
+        may_convert = self.subject.exact or isinstance(self.subject, AdapterSubject)
         on_cpu = self.subject.token_ids.device.type == "cpu"
-        if self.contract == "causal-autocast" or self.subject.module is None or not on_cpu:
+        if self.contract == "causal-autocast" or self.subject.module is None or not may_convert or not on_cpu:
             return (None,)
         return (torch.float64, None)
 
@@ -182,6 +185,8 @@ class _LeakSearch:
                 if time.monotonic() > self.deadline:
                     raise OutOfTime
                 logits = forward(inputs)
+                if self.dtype not in (None, logits.dtype):
+                    raise TypeError(f"the logits are in {logits.dtype}")
                 self.scale = max(self.scale, float(torch.nan_to_num(logits).abs().max()))
                 return logits
 
@@ -232,23 +237,14 @@ class _LeakSearch:
         # runs of equal shapes round equally
         if self.kind == "later tokens":
             return EXACT_TOLERANCE * self.scale
-        return FLOAT32_TOLERANCE * self.scale
-
-    def _lengths(self, lengths: Sequence[int], limit: int | None = None) -> list[int]:
-        """Those of the lengths that the subject takes, rounded up to its multiples, each once."""
-        multiple = self.subject.length_multiple
-        limit = limit or self.subject.max_length
-        rounded = dict.fromkeys(-(-length // multiple) * multiple for length in lengths)
-        return [length for length in rounded if limit is None or length <= limit]
-
-    # -- later tokens
+        return self.subject.float32_tolerance * self.scale
 
     def _find_later(self, forward: Forward) -> _Found | None:
-        leak = self._shortest_leak(forward)
+        tolerance = None if self.dtype == torch.float64 else EXACT_TOLERANCE
+        search = LeakInput(self.trial, forward, self.evidence, tolerance, lambda: self.allowed)
+        leak = search.find()
         if leak is None or leak.exchange is None:
             return None
-        leak = self._shortened(forward, leak)
-        assert leak.exchange is not None
         fields: dict[str, Any] = {
             "output": leak.first_output,
             "token": leak.exchange.start,
@@ -259,183 +255,12 @@ class _LeakSearch:
             "exchanged": _rows(leak.exchanged_inputs().tokens),
         }
         try:
-            fields["matrix"] = self._matrix(forward, leak)
-            leak = self._traceable(forward, leak)
+            fields["matrix"] = search.matrix(leak)
+            leak = search.traceable(leak)
         except OutOfTime:
-            self.notes.append("the matrix was left out, as it would have taken too long")
-        return _Found(self._later_pair(forward, leak), fields)
-
-    def _shortest_leak(self, forward: Forward) -> Leak | None:
-        """A leak in a short sequence, or the one that the contract found, or one in a long sequence."""
-        long_length = self.trial.long_length
-        for length in self._lengths(SHORT_LENGTHS):
-            leak = self._leak_at(forward, length)
-            if leak is not None:
-                return leak
-        if self.evidence is not None and self.evidence.exchange is not None:
-            leak = self._leaks(forward, self.evidence.inputs, self.evidence.exchange)
-            if leak is not None:
-                return leak
-        for length in self._lengths((64, 128, 256, long_length), long_length):
-            leak = self._leak_at(forward, length)
-            if leak is not None:
-                return leak
-        return None
-
-    def _leak_at(self, forward: Forward, length: int) -> Leak | None:
-        """A leak at this length: of a single token, or of all from a position on; None if the model refuses it."""
-        inputs = self._inputs(1, length)
-        singles = [self._exchange(inputs, start, start + 1) for start in range(1, length)]
-        suffixes = [self._exchange(inputs, start, length) for start in range(1, length - 1, max(length // 16, 1))]
-        try:
-            for exchanges in filter(None, (singles, suffixes)):
-                leak = measure_leaks(forward, [ExchangeTest(inputs, exchanges)], tolerance=self._tolerance())
-                if leak.exchange is not None:
-                    return leak
-        except OutOfTime:
-            raise
-        # models raise whatever they like at a length that they do not take
-        except Exception:
-            return None
-        return None
-
-    def _tolerance(self) -> float | None:
-        """Relative to the logits; None is the usual one of their dtype."""
-        return None if self.dtype == torch.float64 else EXACT_TOLERANCE
-
-    def _inputs(self, rows: int, length: int) -> Inputs:
-        return self.trial.draw(rows, length, source=min(length, self.trial.length))
-
-    def _exchange(self, inputs: Inputs, start: int, stop: int) -> Exchange:
-        return Exchange(start, stop, self.trial.different_tokens(inputs.tokens[:, start:stop])[0])
-
-    def _leaks(self, forward: Forward, inputs: Inputs, exchange: Exchange) -> Leak | None:
-        """The leak of one exchange, or None; None too if the model does not take this length."""
-        if not 0 < exchange.start < exchange.stop <= inputs.tokens.shape[1]:
-            return None
-        try:
-            leak = measure_leaks(forward, [ExchangeTest(inputs, [exchange])], tolerance=self._tolerance())
-        except OutOfTime:
-            raise
-        except Exception:
-            return None
-        return leak if leak.exchange is not None else None
-
-    def _shortened(self, forward: Forward, leak: Leak) -> Leak:
-        """The same leak in fewer tokens, and with fewer of them exchanged, by halving."""
-        try:
-            leak = self._with_fewer_exchanged(forward, leak)
-            leak = self._with_fewer_tokens(forward, leak)
-            # tokens before the one that is seen too early leak through it: the last of the shortest input is that one
-            length = leak.inputs.tokens.shape[1]
-            leak = self._leaks(forward, leak.inputs, self._exchange(leak.inputs, length - 1, length)) or leak
-        except OutOfTime:
-            self.notes.append("a shorter input may exist, the search took too long")
-        return leak
-
-    def _with_fewer_exchanged(self, forward: Forward, leak: Leak) -> Leak:
-        assert leak.exchange is not None
-        while (size := leak.exchange.stop - leak.exchange.start) > 1:
-            start, stop, new_tokens = leak.exchange
-            middle = start + size // 2
-            halves = (
-                Exchange(start, middle, new_tokens[: middle - start]),
-                Exchange(middle, stop, new_tokens[middle - start :]),
-            )
-            found = [half for half in (self._leaks(forward, leak.inputs, half) for half in halves) if half is not None]
-            if not found:
-                break
-            leak = found[0]
-            assert leak.exchange is not None
-        return leak
-
-    def _with_fewer_tokens(self, forward: Forward, leak: Leak) -> Leak:
-        multiple = self.subject.length_multiple
-        for from_front in (False, True):
-            removed = leak.inputs.tokens.shape[1] // 2 // multiple * multiple
-            while removed >= multiple:
-                length = leak.inputs.tokens.shape[1]
-                exchange = leak.exchange
-                assert exchange is not None
-                if from_front:
-                    inputs = leak.inputs.columns(removed, length)
-                    exchange = Exchange(exchange.start - removed, exchange.stop - removed, exchange.new_tokens)
-                else:
-                    inputs = leak.inputs.columns(0, length - removed)
-                shorter = self._leaks(forward, inputs, exchange) if length > removed else None
-                if shorter is None:
-                    removed = removed // 2 // multiple * multiple
-                else:
-                    leak = shorter
-        return leak
-
-    def _traceable(self, forward: Forward, leak: Leak) -> Leak:
-        """The same leak at a length that is no size of another axis, if it is still there with more tokens."""
-        assert leak.exchange is not None
-        shortest = leak.inputs.tokens.shape[1]
-        sizes = sizes_of(self.subject.module)
-        lengths = [*TRACED_LENGTHS, *range(shortest, shortest + 9 * self.subject.length_multiple)]
-        tried = 0
-        for length in self._lengths([length for length in lengths if length >= max(shortest, 7)]):
-            if length in sizes or tried == 6:
-                continue
-            tried += 1
-            more = self._inputs(1, length)
-            tokens = torch.cat([leak.inputs.tokens, more.tokens[:, shortest:]], dim=1)
-            longer = self._leaks(forward, more._replace(tokens=tokens), leak.exchange)
-            if longer is not None:
-                return longer
-        return leak
-
-    def _later_pair(self, forward: Forward, leak: Leak) -> Pair:
-        assert leak.exchange is not None
-        part = RunPart(1, leak.inputs.tokens.shape[1], 0, 0, leak.exchange.start)
-        exchanged = leak.exchanged_inputs()
-        return Pair(Run(lambda: forward(leak.inputs), part), Run(lambda: forward(exchanged), part))
-
-    def _matrix(self, forward: Forward, leak: Leak) -> DependenceMatrix | None:
-        """Which outputs change with which tokens, at a length that shows the leak and some of its surroundings."""
-        assert leak.exchange is not None
-        shortest = leak.inputs.tokens.shape[1]
-        lengths = self._lengths([length for length in (12, 24, PICTURE_SIZE) if length >= shortest + 4] + [shortest])
-        # both ends of the leak, or, where they are far apart, all of the sequence in bins
-        bin_size = 1 if leak.exchange.start - leak.first_output < PICTURE_SIZE - 4 else -(-shortest // PICTURE_SIZE)
-        for length in lengths:
-            first = max(min(leak.first_output - 4, length - PICTURE_SIZE), 0) if bin_size == 1 else 0
-            starts = range(first, min(length, first + PICTURE_SIZE * bin_size), bin_size)
-            matrix = self._measure_matrix(forward, length, starts)
-            if matrix.leaks:
-                return matrix
-        return None
-
-    def _measure_matrix(self, forward: Forward, length: int, starts: range) -> DependenceMatrix:
-        inputs = self._inputs(1, length)
-        bin_size = starts.step
-        changed = torch.zeros(len(starts), len(starts), dtype=torch.bool)
-        # a second draw of other tokens: a discrete choice may be the same for the first
-        for _ in range(2):
-            exchanges = [self._exchange(inputs, start, min(start + bin_size, length)) for start in starts]
-            beyond = ~(self._changes(forward, inputs, exchanges) <= self.allowed)
-            for token in range(len(starts)):
-                for output, start in enumerate(starts):
-                    changed[output, token] |= bool(beyond[token, start : start + bin_size].any())
-        return DependenceMatrix(tuple(tuple(row) for row in changed.tolist()), starts.start, bin_size)
-
-    def _changes(self, forward: Forward, inputs: Inputs, exchanges: Sequence[Exchange]) -> Tensor:
-        """How far each output changes (exchanges, tokens): in one batch, or one by one if rows change each other."""
-        rows = inputs.rows([0] * len(exchanges))
-        tokens = rows.tokens.clone()
-        for row, exchange in enumerate(exchanges):
-            tokens[row, exchange.start : exchange.stop] = exchange.new_tokens
-        alone = tokens.clone()
-        alone[1:] = rows.tokens[1:]
-        expected = forward(rows)
-        unchanged = (forward(rows._replace(tokens=alone)) - expected).abs()[1:]
-        if not unchanged.numel() or float(unchanged.max()) <= self.allowed:
-            return (forward(rows._replace(tokens=tokens)) - expected).abs().amax(-1).cpu()
-        expected = forward(inputs)
-        changes = [(forward(inputs._replace(tokens=row[None])) - expected).abs().amax(-1)[0] for row in tokens]
-        return torch.stack(changes).cpu()
+            search.notes.append("the matrix was left out, as it would have taken too long")
+        self.notes += search.notes
+        return _Found(_later_pair(forward, leak), fields)
 
     # -- other kinds
 
@@ -474,9 +299,9 @@ class _LeakSearch:
 
     def _find_length(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            for length in self._lengths((2, 4, 8, *TRACED_LENGTHS, self.trial.long_length)):
-                inputs = self._inputs(1, length)
-                for size in dict.fromkeys(self._lengths((length - 1, length // 2, 1))):
+            for length in fitting_lengths(self.subject, (2, 4, 8, *TRACED_LENGTHS, self.trial.long_length)):
+                inputs = draw_inputs(self.trial, 1, length)
+                for size in dict.fromkeys(fitting_lengths(self.subject, (length - 1, length // 2, 1))):
                     if 0 < size < length:
                         yield self._length_pair(forward, inputs, size), {"length": length, "token": size}
 
@@ -491,7 +316,7 @@ class _LeakSearch:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
             lengths = (1, 2, 4, 8, *TRACED_LENGTHS[:4], self.trial.length)
             for rows in OTHER_ROWS:
-                for length in self._lengths(lengths):
+                for length in fitting_lengths(self.subject, lengths):
                     yield from self._row_pairs(forward, self.trial.draw(2 * rows, length), rows, length)
 
         return self._first_that_shows(pairs())
@@ -517,16 +342,16 @@ class _LeakSearch:
 
     def _find_targets(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            for length in self._lengths((2, 4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
-                inputs = self._inputs(1, length)
+            for length in fitting_lengths(self.subject, (2, 4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
+                inputs = draw_inputs(self.trial, 1, length)
                 first = self.trial.tokens(1, length)
                 second = self.trial.different_tokens(first)
                 part = RunPart(1, length, 0, 0, length)
 
                 def run(targets: Tensor, inputs: Inputs = inputs) -> Tensor:
-                    logits = self.subject.logits_with_targets(inputs, targets)  # type: ignore[attr-defined]
+                    logits = self.subject.logits_with_targets(inputs, targets)
                     self.scale = max(self.scale, float(logits.abs().max()))
-                    return logits  # type: ignore[no-any-return]
+                    return logits
 
                 pair = Pair(Run(partial(run, first), part), Run(partial(run, second), part))
                 yield pair, {"length": length, "tokens": _rows(first), "exchanged": _rows(second)}
@@ -535,10 +360,10 @@ class _LeakSearch:
 
     def _find_cache(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            lengths = self._lengths((2, 3, 4, 6, 8, *TRACED_LENGTHS[:6], self.trial.length))
+            lengths = fitting_lengths(self.subject, (2, 3, 4, 6, 8, *TRACED_LENGTHS[:6], self.trial.length))
             # several rows, if one does not show it: the states of rows may be confused
             for rows, length in itertools.product((1, 3, 5), lengths):
-                inputs = self._inputs(rows, length)
+                inputs = draw_inputs(self.trial, rows, length)
                 for sizes in self._chunks(length):
                     start = self._first_wrong_chunk(forward, inputs, sizes)
                     if start is not None:
@@ -552,7 +377,8 @@ class _LeakSearch:
             return [[1] * length]
         half = max(length // 2, 1)
         third = max(length // 3, 1)
-        return [[half, *[1] * (length - half)], [half, length - half], [third] * (length // third)]
+        thirds = [third] * (length // third - 1)
+        return [[half, *[1] * (length - half)], [half, length - half], [*thirds, length - sum(thirds)]]
 
     def _first_wrong_chunk(self, forward: Forward, inputs: Inputs, sizes: list[int]) -> int | None:
         """Where the first chunk begins whose outputs differ from those of one pass; None if there is none."""
@@ -598,7 +424,7 @@ class _LeakSearch:
         side = "left" if self.contract.endswith("left") else "right"
 
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            for length in self._lengths((4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
+            for length in fitting_lengths(self.subject, (4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
                 documents = self.trial.documents([length, max(length * 2 // 3, 1)])
                 padded, slots = pad_documents(self.trial, documents, side)  # type: ignore[arg-type]
                 slot = slots[1]
@@ -615,7 +441,7 @@ class _LeakSearch:
 
     def _find_packing(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            for length in self._lengths((4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
+            for length in fitting_lengths(self.subject, (4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
                 documents = self.trial.documents([length, max(length * 2 // 3, 1)])
                 packed, slots = pack_documents(self.trial, documents, [[RowItem(0), RowItem(1)]])
                 slot = slots[1]
@@ -629,8 +455,8 @@ class _LeakSearch:
 
     def _find_random(self, forward: Forward) -> _Found | None:
         def pairs() -> Iterator[tuple[Pair, dict[str, Any]]]:
-            for length in self._lengths((2, 4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
-                inputs = self._inputs(1, length)
+            for length in fitting_lengths(self.subject, (2, 4, 8, *TRACED_LENGTHS[:6], self.trial.length)):
+                inputs = draw_inputs(self.trial, 1, length)
                 part = RunPart(1, length, 0, 0, length)
 
                 def run(seed: int, inputs: Inputs = inputs) -> Tensor:
@@ -653,41 +479,42 @@ class _LeakSearch:
         if module is None:
             self.notes.append("an adapter without `module` does not say which submodules there are")
             return {}
-        culprits: list[Culprit] = []
-        for tolerance in self._trace_tolerances():
-            comparison = PartComparison(
-                pair.first.part, pair.second.part, tolerance, floating_only=self.kind == "targets"
-            )
-            try:
-                trace = ModuleTrace(module, comparison)
-                trace.compare(*pair)
-            except OutOfTime:
-                self.notes.append("the submodule was not looked for, as the search took too long")
-                return {}
-            except TooLarge:
-                self.notes.append("the submodule was not looked for: the outputs of all of them are too large")
-                return {}
-            culprits = trace.culprits
-            if culprits:
-                break
-        if not culprits:
+        self.deadline = time.monotonic() + MAX_SECONDS
+        try:
+            trace = self._trace(module, pair)
+        except OutOfTime:
+            self.notes.append("the submodule was not looked for, as the search took too long")
+            return {}
+        except TooLarge:
+            self.notes.append("the submodule was not looked for: the outputs of all of them are too large")
+            return {}
+        if trace is None:
             self.notes.append("no submodule gives other outputs for equal inputs")
             return {}
-        first = culprits[0]
-        statement = self._find_statement(pair, first, comparison)
+        first = trace.culprits[0]
+        if not trace.judges_later_calls:
+            self.notes.append("later modules were not judged")
         fields: dict[str, Any] = {
             "module": first.key.module,
             "module_class": type(first.module).__name__,
             "after": first.after,
             "before": first.before,
-            "layers": names_of(culprits, type(first.module)),
+            "layers": names_of(trace.culprits, type(first.module)),
             "layer_count": same_class(module, first.module),
         }
-        if not trace.judges_later_calls:
-            self.notes.append("later modules were not judged")
-        if statement is not None:
-            fields |= statement._asdict()
-        return fields
+        statement = self._find_statement(pair, first, trace.comparison)
+        return fields if statement is None else fields | statement._asdict()
+
+    def _trace(self, module: nn.Module, pair: Pair) -> ModuleTrace | None:
+        """The comparison of both runs under the largest tolerance that shows a difference."""
+        for tolerance in self._trace_tolerances():
+            floating_only = self.kind == "targets"
+            comparison = PartComparison(pair.first.part, pair.second.part, tolerance, floating_only=floating_only)
+            trace = ModuleTrace(module, comparison)
+            trace.compare(*pair)
+            if trace.culprits:
+                return trace
+        return None
 
     def _trace_tolerances(self) -> tuple[float, ...]:
         if self.dtype == torch.float64:
@@ -701,6 +528,12 @@ class _LeakSearch:
         # the place is worth telling without its line
         except Exception:
             return None
+
+
+def _later_pair(forward: Forward, leak: Leak) -> Pair:
+    assert leak.exchange is not None
+    part = RunPart(1, leak.inputs.tokens.shape[1], 0, 0, leak.exchange.start)
+    return Pair(Run(partial(forward, leak.inputs), part), Run(partial(forward, leak.exchanged_inputs()), part))
 
 
 def _rows(tokens: Tensor) -> tuple[tuple[int, ...], ...]:

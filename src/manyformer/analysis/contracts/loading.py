@@ -69,11 +69,7 @@ def load_named(name: str, given: Mapping[str, str] | None = None) -> LoadedModel
         _refuse_given(given, name)
         return load_archive(path)
     source, attribute = split_name(name)
-    if source.endswith(".py") or os.sep in source:
-        imported = import_file(_existing_file(source, attribute))
-    else:
-        imported = import_module(source)
-    return _load_attribute(imported, attribute, source, given)
+    return _load_attribute(_import_source(source, attribute), attribute, source, given)
 
 
 def split_name(name: str) -> tuple[str, str | None]:
@@ -114,15 +110,40 @@ def _load_attribute(imported: Imported, attribute: str | None, source: str, give
     module = imported.module
     if attribute is None:
         attribute = _only_model(module, source)
+    value = _named_value(module, attribute, source)
+    root = Path(module.__file__ or ".").resolve().parent
+    loaded = _resolve_model(value, attribute, root, given)
+    return LoadedModel(loaded.model, (*imported.notes, *loaded.notes), loaded.options)
+
+
+def load_function(reference: str) -> Callable[..., Any]:
+    """The function that FILE.py:NAME or MODULE:NAME names, or an object of the class of that name. Raises UserError."""
+    source, attribute = split_name(reference)
+    if attribute is None:
+        raise UserError(f"'{reference}' names no function; give FILE.py:NAME")
+    module = _import_source(source, attribute).module
+    value = _named_value(module, attribute, source)
+    if isinstance(value, type):
+        # an object that can be called may keep its model as an attribute
+        value = run_user_code(value, f"building {attribute}", Path(source).resolve().parent)
+    if not callable(value):
+        raise UserError(f"{reference} is a {type(value).__name__}, and no function")
+    return value  # type: ignore[no-any-return]
+
+
+def _import_source(source: str, attribute: str | None) -> Imported:
+    if source.endswith(".py") or os.sep in source:
+        return import_file(_existing_file(source, attribute))
+    return import_module(source)
+
+
+def _named_value(module: ModuleType, attribute: str, source: str) -> Any:
     value: Any = module
     for part in attribute.split("."):
         if not hasattr(value, part):
             raise UserError(_unknown_name(module, value, part, source))
         value = getattr(value, part)
-    label = attribute
-    root = Path(module.__file__ or ".").resolve().parent
-    loaded = _resolve_model(value, label, root, given)
-    return LoadedModel(loaded.model, (*imported.notes, *loaded.notes), loaded.options)
+    return value
 
 
 def _resolve_model(value: Any, label: str, root: Path, given: Mapping[str, str]) -> LoadedModel:
@@ -228,11 +249,14 @@ def _unknown_name(module: ModuleType, holder: Any, name: str, source: str) -> st
             f"'{name}' is made under `if __name__ == '__main__':` in {source}, which does not run when it is imported; "
             "make it in a function, and name that"
         )
-    models = list(model_names(module)) if holder is module else []
-    public = [key for key in dir(holder) if not key.startswith("_") and callable(getattr(holder, key, None))]
-    if not models and not public:
+    known = list(model_names(module)) if holder is module else []
+    for key, value in vars(holder).items():
+        # not what the file imports
+        if not key.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__:
+            known.append(key)
+    if not known:
         return f"there is no '{name}' in {source}, which defines no model"
-    return f"there is no '{name}' in {source}; {suggest_names(name, models or public)}"
+    return f"there is no '{name}' in {source}; {suggest_names(name, set(known))}"
 
 
 def load_folder(folder: Path) -> LoadedModel:

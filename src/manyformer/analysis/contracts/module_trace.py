@@ -70,10 +70,10 @@ class RunPart(NamedTuple):
         if not tensor.ndim or tensor.shape[0] % self.rows:
             return None
         if tensor.shape[0] == self.rows * self.length:
-            return tensor.unflatten(0, (self.rows, self.length)).narrow(0, self.row, 1)
+            return tensor.view(self.rows, self.length, *tensor.shape[1:]).narrow(0, self.row, 1)
         # rows and heads
         if tensor.ndim > 1:
-            return tensor.unflatten(0, (self.rows, -1)).narrow(0, self.row, 1)
+            return tensor.view(self.rows, -1, *tensor.shape[1:]).narrow(0, self.row, 1)
         return None
 
     def _merge_blocks(self, tensor: Tensor) -> tuple[Tensor, int] | None:
@@ -194,7 +194,7 @@ class CallKey(NamedTuple):
     """The call of a submodule: its name, and how many calls of it there were before."""
 
     module: str
-    index: int
+    earlier: int
 
 
 class KeptCall(NamedTuple):
@@ -385,7 +385,7 @@ class StatementSearch(TorchFunctionMode):
         if self._depth:
             self._depth += 1
         elif name == key.module:
-            self._depth = int(self._calls == key.index)
+            self._depth = int(self._calls == key.earlier)
             self._calls += 1
 
     def leave(self, name: str, output: Any) -> None:

@@ -6,16 +6,14 @@ pull request. Colors are safe for the color-blind, follow the reader's light or 
 
 import importlib.metadata
 import platform
+from collections.abc import Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 
 from manyformer.analysis.contracts.leak_place import DependenceMatrix, LeakPlace
 from manyformer.base.files.json_text import json_text
-
-if TYPE_CHECKING:
-    from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
 
 CELL = 14
 """The side of a cell of the matrix in its own units."""
@@ -84,49 +82,66 @@ PICTURE_STYLE = """
 """
 
 
-def report_html(report: "CheckReport", *, command: str | None = None) -> str:
-    """The whole page; `command` is what repeats the check, by default its call in Python."""
-    if command is None:
-        command = f"mf.check(model, seed={report.seed})"
-    broken = len(report.failed)
-    heading = f"{report.subject}: {_badge_message(report)}"
+class PageRow(NamedTuple):
+    """One contract, its numbers as text."""
+
+    contract: str
+    verdict: str
+    sentence: str
+    measured: str
+    tolerance: str
+    place: LeakPlace | None
+
+
+class PageContent(NamedTuple):
+    """What a page tells: `outcome` in a word or two, `counts` of all verdicts, and the `command` that repeats it."""
+
+    subject: str
+    outcome: str
+    counts: str
+    lengths: str
+    assumptions: tuple[str, ...]
+    rows: tuple[PageRow, ...]
+    command: str
+    seed: int
+
+
+def report_html(content: PageContent) -> str:
+    """The whole page."""
+    broken = [row for row in content.rows if row.verdict == "failed"]
+    style = "failed" if broken else "passed"
     parts = [
         "<!doctype html>",
         '<html lang="en">',
         "<head>",
         '<meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>{escape(heading)}</title>",
+        f"<title>{escape(content.subject)}: {escape(content.outcome)}</title>",
         f"<style>{STYLE}{PICTURE_STYLE}</style>",
         "</head>",
         "<body>",
         "<header>",
-        f'<h1>{escape(report.subject)}: <span class="{"failed" if broken else "passed"}">'
-        f"{escape(_badge_message(report))}</span></h1>",
-        f'<p class="quiet">Contracts of a model, checked {escape(str(report.lengths))}: {escape(_counts(report))}.</p>',
+        f'<h1>{escape(content.subject)}: <span class="{style}">{escape(content.outcome)}</span></h1>',
+        f'<p class="quiet">Contracts of a model, checked {escape(content.lengths)}: {escape(content.counts)}.</p>',
         "</header>",
     ]
-    if report.assumptions:
+    if content.assumptions:
         parts += ["<h2>What was assumed</h2>", "<ul>"]
-        parts += [f"<li>{escape(sentence)}</li>" for sentence in report.assumptions]
+        parts += [f"<li>{escape(sentence)}</li>" for sentence in content.assumptions]
         parts.append("</ul>")
     if broken:
         parts.append("<h2>Broken contracts</h2>")
         shown: list[LeakPlace] = []
-        for row in report.failed:
+        for row in broken:
             parts += _broken_row(row, shown)
-    parts += ["<h2>All contracts</h2>", *_table(report)]
-    parts += ["<h2>How to repeat this</h2>", f"<pre><code>{escape(command)}</code></pre>"]
-    parts.append(f'<p class="quiet">{escape(_versions())}, seed {report.seed}.</p>')
+    parts += ["<h2>All contracts</h2>", *_table(content.rows)]
+    parts += ["<h2>How to repeat this</h2>", f"<pre><code>{escape(content.command)}</code></pre>"]
+    parts.append(f'<p class="quiet">{escape(_versions())}, seed {content.seed}.</p>')
     parts += ["</body>", "</html>", ""]
     return "\n".join(parts)
 
 
-def _counts(report: "CheckReport") -> str:
-    return report.summary().removeprefix(f"{report.subject}: ")
-
-
-def _broken_row(row: "ContractRow", shown: list[LeakPlace]) -> list[str]:
+def _broken_row(row: PageRow, shown: list[LeakPlace]) -> list[str]:
     """A broken contract with its place; a place that was shown already is named, but not drawn again."""
     parts = ['<section class="broken">', f"<h3>{escape(row.contract)}</h3>", f"<p>{escape(row.sentence)}</p>"]
     place = row.place
@@ -158,7 +173,9 @@ def _snippet(place: LeakPlace) -> list[str]:
 
 
 def _facts(place: LeakPlace) -> list[str]:
-    facts = [("what", place.what), ("where", place.where)]
+    facts = []
+    if place.output is not None:
+        facts += [("what", place.what), ("where", place.where)]
     if place.statement is not None:
         facts.append(("first seen", place.statement))
     if place.layers_told is not None:
@@ -174,19 +191,16 @@ def _caption(matrix: DependenceMatrix) -> str:
     return f"Which output changes if a token is exchanged. Crosses mark {cells} {noun} on a later token.{bins}"
 
 
-def _table(report: "CheckReport") -> list[str]:
-    from manyformer.analysis.contracts.check_report import format_number
-
+def _table(rows: Sequence[PageRow]) -> list[str]:
     names = ("contract", "verdict", "measured", "at most", "result")
     parts = ["<table>", "<thead><tr>", *(f'<th scope="col">{name}</th>' for name in names), "</tr></thead>", "<tbody>"]
-    for row in report.rows:
+    for row in rows:
         style = row.verdict.replace(" ", "-")
-        bound = format_number(row.tolerance)
         cells = [
             f'<td class="name">{escape(row.contract)}</td>',
             f'<td class="verdict {style}">{escape(row.verdict)}</td>',
-            f'<td class="number">{escape(format_number(row.measured))}</td>',
-            f'<td class="number">{escape(bound)}</td>',
+            f'<td class="number">{escape(row.measured)}</td>',
+            f'<td class="number">{escape(row.tolerance)}</td>',
             f"<td>{escape(row.sentence)}</td>",
         ]
         parts.append(f"<tr>{''.join(cells)}</tr>")
@@ -287,21 +301,19 @@ def _legend(y: int) -> list[str]:
     return parts
 
 
-def badge_json(report: "CheckReport") -> str:
+def badge_json(outcome: str, *, ok: bool) -> str:
     """JSON for the endpoint badge of shields.io."""
-    color = "blue" if report.ok else "orange"
-    badge = {"schemaVersion": 1, "label": "contracts", "message": _badge_message(report), "color": color}
+    badge = {"schemaVersion": 1, "label": "contracts", "message": outcome, "color": "blue" if ok else "orange"}
     return json_text(badge, ensure_ascii=True)
 
 
-def badge_svg(report: "CheckReport") -> str:
+def badge_svg(outcome: str, *, ok: bool) -> str:
     """A badge of two fields, such as "contracts: kept"."""
-    message = _badge_message(report)
-    color = "#0072b2" if report.ok else "#a84300"
-    fields = (("contracts", "#444c56"), (message, color))
+    color = "#0072b2" if ok else "#a84300"
+    fields = (("contracts", "#444c56"), (outcome, color))
     widths = [12 + 6.4 * len(text) for text, _ in fields]
     total = round(sum(widths))
-    label = f"contracts: {message}"
+    label = f"contracts: {outcome}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{total}" height="20" role="img" aria-label="{label}">',
         f"<title>{label}</title>",
@@ -316,12 +328,3 @@ def badge_svg(report: "CheckReport") -> str:
         parts.append(f'<text x="{x + width / 2:.1f}" y="14" textLength="{width - 12:.1f}">{text}</text>')
         x += width
     return "\n".join([*parts, "</g>", "</svg>", ""])
-
-
-def _badge_message(report: "CheckReport") -> str:
-    broken = len(report.failed)
-    if broken:
-        return f"{broken} broken"
-    if not any(row.verdict == "passed" for row in report.rows):
-        return "none tried"
-    return "kept"

@@ -68,6 +68,7 @@ class Subject(ABC):
     `runs_every_input`, a contract in which the model raises an exception is not run instead of failed, unless it is
     one of `must_run`. `notes` maps contracts, whose failures are told but are none, to the reasons.
     `default_length` is the length of all sequences if none is given, besides a few that show leaks beyond it.
+    `seconds_per_token` bounds the number of exchanges of a slow model; 0 leaves none out.
     `assumptions` are sentences about what was found out about the model instead of being told."""
 
     name: str
@@ -79,6 +80,7 @@ class Subject(ABC):
     min_length: int = 1
     length_multiple: int = 1
     default_length: int | None = None
+    seconds_per_token: float = 0.0
     seed: int = 0
     takes_source: bool = False
     per_token: bool = True

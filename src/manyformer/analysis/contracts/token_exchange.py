@@ -31,6 +31,9 @@ MAX_SCORES = 1 << 22
 MAX_LOGITS = 1 << 24
 """The largest number of rows in a batch of exchanges, of pairs of tokens and of logits in it."""
 
+LONG_ROW = 512
+"""Longer rows run one at a time: few exchanges need fewer tokens so, and no more memory than a step of training."""
+
 SMALL_TEST = 256
 """The number of tokens of all exchanged rows up to which they fit in memory whatever the vocabulary is."""
 
@@ -49,11 +52,15 @@ class Exchange(NamedTuple):
 
 
 class ExchangeTest(NamedTuple):
-    """Inputs of one row, and the exchanges of its tokens to test; with `may_raise` the model may refuse the length."""
+    """Inputs of one row, and the exchanges of its tokens to test; with `may_raise` the model may refuse the length.
+
+    `omitted` is the number of exchanges that were left out for time.
+    """
 
     inputs: Inputs
     exchanges: Sequence[Exchange]
     may_raise: bool = False
+    omitted: int = 0
 
 
 class Leak(NamedTuple):
@@ -115,9 +122,12 @@ def _measure_leak(forward: Forward, test: ExchangeTest, tolerance: float | None)
         logits = forward(test.inputs)
         # scores of dense attention grow with the square of the length, logits with the vocabulary
         most = max(min(MAX_ROWS, MAX_SCORES // logits.shape[1] ** 2, MAX_LOGITS // logits[0].numel()), 1)
+        if logits.shape[1] > LONG_ROW:
+            most = 1
         # batches of one size, the last one nearly full
         rows = math.ceil(rows / math.ceil(rows / most))
-        logits = forward(test.inputs.rows([0] * rows))
+        if rows > 1:
+            logits = forward(test.inputs.rows([0] * rows))
     if tolerance is None:
         if logits.dtype == torch.float64:
             tolerance = FLOAT64_TOLERANCE

@@ -16,6 +16,7 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.json_records import DamagedFile
 from manyformer.base.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
 from manyformer.base.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
+from manyformer.config.published_sizes import PUBLISHED_SIZES, PublishedSize
 from manyformer.models.model import Model
 from manyformer.models.model_files import CONFIG_FILE, ModelSpec, read_spec
 from manyformer.models.tasks import Task
@@ -52,13 +53,32 @@ FACTS = {
 """What else holds of a recipe unless it gives a reason: what tools for heads, attention and compilation can do."""
 
 
+FAMILIES = {
+    "softmax": "softmax attention to all tokens",
+    "sparse": "windows, patterns and chosen blocks",
+    "clustered": "attention among similar tokens",
+    "low-rank": "attention through fewer vectors than tokens",
+    "linear": "linear attention and state spaces",
+    "recurrent": "recurrent networks",
+    "memory": "memories beyond the segment",
+    "hybrid": "several of these in one model",
+    "experts": "mixtures of experts",
+    "depth": "depth that depends on the token",
+    "mixing": "mixing of tokens without attention to them",
+    "graph": "attention along edges",
+    "other": "recipes that name no family",
+}
+"""What a recipe's tokens learn from one another by, with the meanings, in the order of lists."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecipeCard:
     """A recipe's description and contracts, which `manyformer.check` tests and the documentation shows.
 
-    `reasons` says why a contract of `PROMISES` is not promised (for those of the task by default), why the recipe fails
-    a contract of `manyformer.check`, and why one of `FACTS` does not hold of it. `tiny_keywords` are the keywords,
-    beyond the common ones, of the tiny model that the contracts test."""
+    `family` is one of `FAMILIES`. `constant_state` says that what decoding keeps stops growing, at once or at the size
+    of a window or memory that a keyword sets. `reasons` says why a contract of `PROMISES` is not promised (for those of
+    the task by default), why the recipe fails a contract of `manyformer.check`, and why one of `FACTS` does not hold of
+    it. `tiny_keywords` are the keywords, beyond the common ones, of the tiny model that the contracts test."""
 
     name: str
     title: str
@@ -66,6 +86,8 @@ class RecipeCard:
     summary: str
     task: "Task"
     cost: str
+    family: str = "other"
+    constant_state: bool = False
     backends: tuple[str, ...] = ("cpu", "cuda", "mps")
     reasons: dict[str, str] = field(default_factory=dict)
     tiny_keywords: dict[str, Any] = field(default_factory=dict)
@@ -74,6 +96,15 @@ class RecipeCard:
     def promises(self) -> list[str]:
         """The names of the contracts that it promises: those that it gives no reason against."""
         return [name for name in PROMISES if name not in self.reasons]
+
+    @property
+    def state(self) -> str | None:
+        """Whether what decoding keeps is "constant" or "grows" with the text; None if it decodes from no state."""
+        if "incremental_decoding" in self.reasons:
+            return None
+        if self.constant_state:
+            return "constant"
+        return "grows"
 
     @property
     def year(self) -> int | None:
@@ -137,11 +168,15 @@ def recipe(
     summary: str,
     task: "Task",
     cost: str,
+    family: str = "other",
+    constant_state: bool = False,
     backends: tuple[str, ...] = ("cpu", "cuda", "mps"),
     reasons: dict[str, str] | None = None,
     tiny_keywords: dict[str, Any] | None = None,
 ) -> Callable[[Callable[P, M]], Callable[P, M]]:
     """Register a function as a recipe, under its name with dashes; the models it builds get a `ModelSpec`."""
+    if family not in FAMILIES:
+        raise UserError(f"there is no family '{family}' of recipes; {suggest_names(family, FAMILIES)}")
     task_reasons = {promise: reason for promise, reason in task.reasons.items() if promise in PROMISES}
 
     def register(function: Callable[P, M]) -> Callable[P, M]:
@@ -153,6 +188,8 @@ def recipe(
             summary=summary,
             task=task,
             cost=cost,
+            family=family,
+            constant_state=constant_state,
             backends=backends,
             reasons={**task_reasons, **(reasons or {})},
             tiny_keywords=tiny_keywords or {},
@@ -271,14 +308,33 @@ def get_recipe(name: str) -> Recipe:
     if name not in RECIPES and import_entry_point(RECIPE_GROUP, name) and name not in RECIPES:
         module = entry_points(RECIPE_GROUP)[name].module
         raise UserError(f"the module {module} of an installed package offers the recipe '{name}', but defines none")
-    if name not in RECIPES:
-        raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
-    return RECIPES[name]
+    if name in RECIPES:
+        return RECIPES[name]
+    if name in PUBLISHED_SIZES:
+        return _with_published_size(name, PUBLISHED_SIZES[name])
+    raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
+
+
+def _with_published_size(name: str, size: PublishedSize) -> Recipe:
+    """The recipe of a published size: its keywords have other defaults, and are checked and saved as ever."""
+    base = RECIPES[size.recipe]
+    defaults = size.keywords
+
+    @wraps(base.build)
+    def build_with_size(**keywords: Any) -> Model:
+        return base.build(**{**defaults, **keywords})
+
+    parameters = inspect.signature(base.build).parameters.values()
+    signature = inspect.Signature(
+        parameter.replace(default=defaults.get(parameter.name, parameter.default)) for parameter in parameters
+    )
+    build_with_size.__signature__ = signature  # type: ignore[attr-defined]
+    return Recipe(replace(base.card, name=name, title=f"{size.title} ({size.recipe})"), build_with_size)
 
 
 def recipe_names() -> set[str]:
-    """The names of all recipes, those of installed packages without importing them."""
-    return {*RECIPES, *entry_points(RECIPE_GROUP)}
+    """The names of all recipes, with those of published sizes and of installed packages, which are not imported."""
+    return {*RECIPES, *PUBLISHED_SIZES, *entry_points(RECIPE_GROUP)}
 
 
 def modules_to_import(name: str) -> tuple[str, ...]:

@@ -1,0 +1,125 @@
+"""Names of published sizes: they build what was published, and are saved as the recipe that they stand for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import manyformer as mf
+from manyformer.base.errors import UserError
+from manyformer.config.published_sizes import PUBLISHED_SIZES
+from manyformer.nn.core import state_bytes
+from manyformer.recipes.parts.registry import build_on_meta, get_recipe
+
+# numbers of parameters with tied weights counted once: the released checkpoints' own
+PARAMETERS = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "bert-base": 109_514_298,
+    "bert-large": 335_174_458,
+    "roberta-base": 124_697_433,
+    "roberta-large": 355_412_057,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "vit-b-16": 86_567_656,
+    "vit-b/16": 86_567_656,
+    "vit-l-16": 304_326_632,
+    "vit-l/16": 304_326_632,
+    "llama-2-7b": 6_738_415_616,
+    "mistral-7b": 7_241_732_096,
+}
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(weight.numel() for weight in {id(weight): weight for weight in model.parameters()}.values())
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED_SIZES))
+def test_a_published_size_has_as_many_parameters_as_the_released_model(name: str) -> None:
+    model = build_on_meta(name, {})
+    # RoBERTa's table of positions begins with two rows that no token ever gets
+    unused = 2 * model.spec.keywords["dim"] if name.startswith("roberta") else 0
+    assert parameters_of(model) == PARAMETERS[name] - unused
+
+
+def test_a_published_size_takes_keywords_and_is_saved_as_its_recipe(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"dim": 16, "depth": 1, "heads": 2, "ff_dim": 24, "vocab": 11, "max_length": 8}
+    model = mf.build("gpt2", **sizes)
+    assert model.spec.recipe == "transformer-lm"
+    assert model.spec.keywords["gelu_approximate"] == "tanh"
+    model.save(tmp_path / "model")
+    tokens = torch.arange(8)[None]
+    assert torch.equal(mf.load(tmp_path / "model").eval()(tokens).logits, model.eval()(tokens).logits)
+
+
+def test_a_misspelled_published_size_is_suggested() -> None:
+    with pytest.raises(UserError, match="did you mean gpt2-large or gpt2-xl"):
+        get_recipe("gpt2-lagre")
+
+
+def test_no_recipe_has_the_name_of_a_published_size() -> None:
+    assert not set(PUBLISHED_SIZES) & set(mf.recipes())
+
+
+def test_every_published_size_is_what_the_released_configuration_gives(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    from manyformer.conversion.hugging_face.hf_folder import HFConfig
+    from manyformer.conversion.hugging_face.model_import import family_of
+
+    labels = {index: str(index) for index in range(1000)}
+    released = {
+        "gpt2": ("GPT2LMHeadModel", transformers.GPT2Config()),
+        "bert-base": ("BertForMaskedLM", transformers.BertConfig()),
+        "t5-small": ("T5ForConditionalGeneration", transformers.T5Config()),
+        "vit-b/16": ("ViTForImageClassification", transformers.ViTConfig(id2label=labels)),
+        "mistral-7b": ("MistralForCausalLM", transformers.MistralConfig()),
+    }
+    for name, (model_class, config) in released.items():
+        config.architectures = [model_class]
+        config.save_pretrained(tmp_path / name)
+        with torch.device("meta"):
+            tensors = getattr(transformers, model_class)(config).state_dict()
+        read = HFConfig.read(tmp_path / name)
+        family = family_of(read)
+        keywords = family.read_keywords(read._replace(tensors=family.complete_names(tensors.keys())))
+        ours = {key: parameter.default for key, parameter in get_recipe(name).signature.parameters.items()}
+        differing = {key: (value, ours[key]) for key, value in keywords.items() if ours[key] != value}
+        assert family.recipe == PUBLISHED_SIZES[name].recipe
+        assert differing == {}, name
+
+
+CONSTANT_AFTER = 600
+"""Tokens after which what decoding keeps must have stopped growing in tiny models."""
+
+
+@pytest.mark.thinned(6)
+@pytest.mark.parametrize("name", sorted(name for name, recipe in mf.recipes().items() if recipe.card.state))
+def test_the_state_of_a_recipe_grows_only_where_its_card_says_so(name: str) -> None:
+    from manyformer.analysis.contracts.check import OwnSubject
+    from manyformer.analysis.contracts.subject import build_tiny
+    from manyformer.models.tasks import Inputs
+
+    subject = OwnSubject(build_tiny(name, {}, 0))
+    subject.module.eval()
+    limit = min(subject.max_length or CONSTANT_AFTER, CONSTANT_AFTER)
+    multiple = subject.length_multiple
+    limit = limit // multiple * multiple
+
+    def bytes_after(length: int) -> int:
+        generator = torch.Generator().manual_seed(0)
+        draws = torch.randint(len(subject.token_ids), (1, length), generator=generator)
+        source = subject.token_ids[draws[:, :8]] if subject.takes_source else None
+        inputs = Inputs(subject.token_ids[draws], None, source)
+        state = subject.init_state(inputs)
+        with torch.no_grad():
+            for column in range(length):
+                state = subject(inputs.columns(column, column + 1), state).state
+        return state_bytes(state)
+
+    grows = bytes_after(limit) > bytes_after(limit * 3 // 4)
+    assert grows == (mf.recipes()[name].card.state == "grows")
