@@ -167,6 +167,7 @@ class FoundSubject(Subject):
             self.cache: FoundCache | str = find_cache(module, self.found)
             self.row_axes = _row_axes(self)
             self.masks = find_masks(module, self.found)
+            self.columns_count = self.masks.columns_count
             self.exact = has_float64_twin(module, self._example)
             self.float64_decides = self.exact
             start = time.perf_counter()
