@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from strange_models import FORMS, Config, Masked
 from torch import Tensor, nn
 
+import manyformer as mf
 from manyformer.analysis.contracts.call_forms import find_form
 from manyformer.analysis.contracts.mask_forms import FoundMasks, find_masks
 from manyformer.nn.model_inputs import PADDING_SEGMENT
@@ -59,6 +60,25 @@ class GivenPositions(Masked):
         return self.head(x.cumsum(1))
 
 
+class Chunks(Masked):
+    """Sums within chunks of 8 columns: padding on the left moves tokens to other chunks."""
+
+    hidden = 1.0
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:  # type: ignore[override]
+        x = self.wte(tokens)
+        if mask is not None:
+            x = x * (1 - self.hidden * ~mask[..., None])
+        padded = F.pad(x, (0, 0, 0, -x.shape[1] % 8))
+        return self.head(padded.unflatten(1, (-1, 8)).cumsum(2).flatten(1, 2)[:, : x.shape[1]])
+
+
+class ShownPadding(Chunks):
+    """A tenth of what should be hidden is seen."""
+
+    hidden = 0.9
+
+
 def masks_of(form: type[Masked]) -> FoundMasks:
     torch.manual_seed(0)
     module = form(Config()).eval()
@@ -103,3 +123,10 @@ def test_positions_are_counted_beside_padding_by_nobody() -> None:
     assert masks.positions == "position_ids"
     segments = torch.tensor([[PADDING_SEGMENT, PADDING_SEGMENT, 3, 3]])
     assert masks.options(segments)["position_ids"].tolist() == [[0, 1, 0, 1]]
+
+
+@pytest.mark.parametrize(("form", "verdict"), [(Chunks, "passed"), (ShownPadding, "failed")])
+def test_chunks_at_fixed_columns_count_as_padding_that_is_seen(form: type[Masked], verdict: str) -> None:
+    torch.manual_seed(0)
+    row = mf.check(form(Config()).eval(), only=["padding-left"])["padding-left"]
+    assert row.verdict == verdict, row.sentence

@@ -24,6 +24,9 @@ TRIAL_LENGTH = 16
 PADDING_NAMES = re.compile(
     r"((key_|src_key_|src_|tgt_key_)?padding|pad|attention|attn|att|input|token|valid)?_?mask|valid"
 )
+UNSPECIFIC_NAMES = ("mask", "input_mask", "token_mask")
+"""Names of masks that hide tokens in models of chunks or windows too, whose borders are at fixed columns."""
+
 DOCUMENT_NAMES = re.compile(r"(segment|document|doc|sequence|seq|packing)_?(ids?|idx|index|indices|s)")
 POSITION_NAMES = re.compile(r"(position|pos)_?(id|idx)s?|positions")
 
@@ -45,6 +48,11 @@ class FoundMasks:
     documents_reason: str
     mask_type: MaskType = "valid"
     positions: str | None = None
+
+    @property
+    def columns_count(self) -> bool:
+        """Whether padding on the left may move the tokens after it: nothing but a name such as `mask` is known."""
+        return self.padding is not None and self.documents is None and self.padding in UNSPECIFIC_NAMES
 
     def options(self, segments: Tensor) -> dict[str, Any]:
         """The keywords that tell the module of these segments (b, t), in which `PADDING_SEGMENT` is padding."""
@@ -135,7 +143,8 @@ class _MaskTrial:
         generator = torch.Generator().manual_seed(0)
         self.tokens = torch.randint(found.vocabulary, (2, length), generator=generator).to(device)
         self.plain = found.logits(module, self.tokens)
-        self.half = length // 2
+        # no power of two, as borders of chunks are
+        self.half = max(length // 2 - 1, 1)
 
     def find_padding(self, names: list[str], reason: str) -> tuple[str | None, MaskType, str]:
         """The parameter for padding and what it holds, or why there is none."""

@@ -39,8 +39,28 @@ def padding_right(trial: ContractTrial) -> ContractFinding:
 
 @contract("padding-left", "padding before the tokens changes nothing", needs=("padding_invariant",), exact=True)
 def padding_left(trial: ContractTrial) -> ContractFinding:
-    """Compare rows of different lengths, padded on the left, with each alone."""
+    """Compare rows of different lengths, padded on the left, with each alone.
+
+    Where padding hides tokens but moves no others (`columns_count`), compare rows with other padding of equal lengths.
+    """
+    if trial.subject.columns_count:
+        return _compare_contents(trial)
     return _compare_padded(trial, "left")
+
+
+def _compare_contents(trial: ContractTrial) -> ContractFinding:
+    documents = trial.documents(document_lengths(trial))
+    inputs, slots = pad_documents(trial, documents, "left")
+    assert inputs.segments is not None
+    is_padding = inputs.segments == PADDING_SEGMENT
+    other_padding = torch.where(is_padding, trial.different_tokens(inputs.tokens), inputs.tokens)
+    first = trial.subject(inputs)
+    second = trial.subject(inputs._replace(tokens=other_padding))
+    for row, slot in enumerate(slots):
+        where = f"row {row}, {slot.stop - slot.start} tokens after padding of other tokens"
+        per_token = trial.subject.per_token
+        trial.compare(slot.logits_of(second, per_token=per_token), slot.logits_of(first, per_token=per_token), where)
+    return trial.finding("tokens in place of padding on the left change nothing")
 
 
 def _compare_padded(trial: ContractTrial, side: PaddingSide) -> ContractFinding:

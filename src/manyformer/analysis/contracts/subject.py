@@ -75,6 +75,7 @@ class Subject(ABC):
     one of `must_run`. `notes` maps contracts, whose failures are told but are none, to the reasons.
     `default_length` is the length of all sequences if none is given, besides a few that show leaks beyond it.
     `perturbed` names the parameters that a session perturbs, and within it `own_values` are those that they had.
+    With `columns_count`, outputs may depend on how many columns of padding are before them, but not on its contents.
     `seconds_per_token` bounds the number of exchanges of a slow model; 0 leaves none out.
     `assumptions` are sentences about what was found out about the model instead of being told."""
 
@@ -102,6 +103,7 @@ class Subject(ABC):
     must_run: frozenset[str] = frozenset()
     notes: Mapping[str, str] = MappingProxyType({})
     source_sides: tuple[PaddingSide, ...] = ("left", "right")
+    columns_count: bool = False
 
     spec: Any = None
     """From which recipe (`recipe`) and `keywords` the model was built, if it was."""
