@@ -254,13 +254,14 @@ class _LeakSearch:
             "tokens": _rows(leak.inputs.tokens),
             "exchanged": _rows(leak.exchanged_inputs().tokens),
         }
+        traced = leak
         try:
+            traced = search.traceable(leak)
             fields["matrix"] = search.matrix(leak)
-            leak = search.traceable(leak)
         except OutOfTime:
             search.notes.append("the matrix was left out, as it would have taken too long")
         self.notes += search.notes
-        return _Found(_later_pair(forward, leak), fields)
+        return _Found(_later_pair(forward, traced), fields)
 
     # -- other kinds
 
