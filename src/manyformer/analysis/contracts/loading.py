@@ -117,12 +117,15 @@ def _load_attribute(imported: Imported, attribute: str | None, source: str, give
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """The function that FILE.py:NAME or MODULE:NAME names. Raises UserError."""
+    """The function that FILE.py:NAME or MODULE:NAME names, or an object of the class of that name. Raises UserError."""
     source, attribute = split_name(reference)
     if attribute is None:
         raise UserError(f"'{reference}' names no function; give FILE.py:NAME")
     module = _import_source(source, attribute).module
     value = _named_value(module, attribute, source)
+    if isinstance(value, type):
+        # an object that can be called may keep its model as an attribute
+        value = run_user_code(value, f"building {attribute}", Path(source).resolve().parent)
     if not callable(value):
         raise UserError(f"{reference} is a {type(value).__name__}, and no function")
     return value  # type: ignore[no-any-return]
