@@ -100,8 +100,7 @@ CONSTANT_AFTER = 600
 @pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", sorted(name for name, recipe in mf.recipes().items() if recipe.card.state))
 def test_the_state_of_a_recipe_grows_only_where_its_card_says_so(name: str) -> None:
-    from manyformer.analysis.contracts.check import OwnSubject
-    from manyformer.analysis.contracts.subject import build_tiny
+    from manyformer.analysis.own_models import OwnSubject, build_tiny
     from manyformer.models.tasks import Inputs
 
     subject = OwnSubject(build_tiny(name, {}, 0))
