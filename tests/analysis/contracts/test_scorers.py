@@ -611,8 +611,6 @@ def test_a_sample_of_a_large_vocabulary_calls_sure_models_dishonest() -> None:
     row = check_scorer(sure, vocab, length=5, only=["normalized"])["normalized"]
     assert row.verdict == "passed"
     assert "1024 of 9000 tokens were tried" in row.sentence
-    inflated = check_scorer(lambda tokens: sure(tokens) - math.log(4), vocab, length=5, only=["normalized"])
-    assert inflated["normalized"].verdict == "passed", "what a sample cannot show is not claimed"
     flat = check_scorer(lambda tokens: torch.full((tokens.numel() - 1,), 6.0), vocab, length=5, only=["normalized"])
     assert flat["normalized"].verdict == "failed"
 
