@@ -18,7 +18,8 @@ from manyformer.analysis.contracts import CheckReport, ContractRow
 
 WITHOUT_DOCUMENTS = ("Plain", "OptionalTargets", "LossAlone", "ReturnLoss")
 WITHOUT_CACHE = (*WITHOUT_DOCUMENTS, "Masked", "Packed")
-WITH_CACHE = ("FromPosition", "InputPositions", "UseCache", "ReturnedCache")
+IN_CHUNKS = ("FromPosition", "InputPositions", "UseCache", "ReturnedCache", "RecordedCache", "CacheAndPosition")
+WITH_CACHE = (*IN_CHUNKS, "StepMethod")
 WITH_TARGETS = ("OptionalTargets", "LossAlone")
 POSITIONED: tuple[Kind, ...] = ("dense", "experts")
 ATTENDING: tuple[Kind, ...] = ("dense", "window", "experts")
@@ -398,11 +399,10 @@ FAULTS = (
     Fault("state not kept", StaleState, "mixer", ("recurrent",), WITH_CACHE, CACHES),
     Fault("input not kept", StaleConvolution, "mixer", ("convolution",), WITH_CACHE, CACHES),
     Fault("wrong after wrapping", WrongAfterWrap, "mixer", ("window",), WITH_CACHE, CACHES, 2),
-    Fault("chunk unmasked", ChunkUnmasked, "mixer", ATTENDING, WITH_CACHE, ("prefill",)),
-    Fault("chunk keeps its first", ChunkKeepsFirst, "mixer", ("recurrent",), WITH_CACHE, ("prefill",)),
+    Fault("chunk unmasked", ChunkUnmasked, "mixer", ATTENDING, IN_CHUNKS, ("prefill",)),
+    Fault("chunk keeps its first", ChunkKeepsFirst, "mixer", ("recurrent",), IN_CHUNKS, ("prefill",)),
     Fault("rows rolled", RowsRolled, "mixer", ALL, WITH_CACHE, CACHES, 2),
-    Fault("padding ignored", PaddingIgnored, "mixer", ATTENDING, ("Masked",), ("padding-left", "padding-right"), 2),
-    Fault("columns counted", ColumnsCounted, "", POSITIONED, ("Masked",), ("padding-left",)),
+    Fault("padding ignored", PaddingIgnored, "mixer", ATTENDING, ("Masked",), ("padding-left", "padding-right"), 3),
     Fault("borders ignored", BordersIgnored, "mixer", ALL, ("Packed",), ("packing",), 2),
     Fault("positions not begun anew", ColumnsCounted, "", POSITIONED, ("Packed",), ("packing",)),
     Fault("norm over rows", NormalizedOverRows, "mixer", ALL, WITHOUT_CACHE, ("batch", "batch-training"), 2),

@@ -403,6 +403,38 @@ class ReturnedCache(Decoder):
 class Output:
     logits: Tensor
     loss: Tensor | None = None
+    past_key_values: Any = None
+
+
+class RecordedCache(Decoder):
+    """f(x, past_key_values, use_cache=True), which gives a record with the cache."""
+
+    def forward(self, input_ids: Tensor, past_key_values: Any = None, use_cache: bool = False) -> Output:
+        start, pasts = (0, None) if past_key_values is None else past_key_values
+        logits, kept = self.run(input_ids, pasts, start)
+        return Output(logits, past_key_values=(start + input_ids.shape[1], kept) if use_cache else None)
+
+
+class CacheAndPosition(Decoder):
+    """f(x, kv_cache, start_pos), which always gives the cache behind the logits."""
+
+    def forward(self, tokens: Tensor, kv_cache: Any = None, start_pos: int = 0) -> tuple[Tensor, Any]:
+        return self.run(tokens, kv_cache, start_pos)
+
+
+class StepMethod(Decoder):
+    """f(x) for sequences, and a method for one token of each row with the state before it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)[0]
+
+    def init_state(self, batch_size: int) -> Any:
+        return 0, None
+
+    def step(self, token: Tensor, state: Any) -> tuple[Tensor, Any]:
+        start, pasts = state
+        logits, kept = self.run(token[:, None], pasts, start)
+        return logits[:, 0], (start + 1, kept)
 
 
 class Masked(Decoder):
@@ -431,6 +463,9 @@ FORMS: dict[str, type[Decoder]] = {
         InputPositions,
         UseCache,
         ReturnedCache,
+        RecordedCache,
+        CacheAndPosition,
+        StepMethod,
         Masked,
         Packed,
     )

@@ -7,8 +7,8 @@ takes. A form counts as found if its first step gives what one pass gives; that 
 
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, final
 
 import torch
@@ -37,6 +37,10 @@ RESET = re.compile(r"(reset|clear|empty)_?(kv_?)?(cache|caches|state|states)")
 UNDOUBTED = re.compile(r".*(kv|cache|past_key|pos)")
 """Names of parameters for caches of keys and values and for positions; memories may be no part of one pass."""
 
+STEP = re.compile(
+    r"(forward_|decode_|decoding_|recurrent_|inference_)?step|(step|forward|decode)_(one|token|recurrent)"
+)
+INITIAL = re.compile(r"(init|initial|make|new|empty|allocate)_(\w+_)?(hidden|states?|caches?)")
 CACHE_PARAMETER = re.compile(r"(kv|cache|past|prev|hidden|state|memor)")
 RETURN_FLAG = re.compile(r"return_\w*(kv|cache|past|prev|hidden|state|memor|intermediate)")
 
@@ -87,7 +91,7 @@ class FoundCache:
     """The cache form of a module, with the width of its logits.
 
     With `one_token` a call takes one token. `first_step` is how far the first step is from one pass, and
-    `reads_prefix` whether the tokens before it were read as in one pass.
+    `reads_prefix` whether what was read before it, at once or as a first token, gives what one pass gives.
     """
 
     form: CacheForm
@@ -110,10 +114,10 @@ class FoundCache:
                 steps.append(logits)
             return torch.cat(steps, dim=1), state
         result, next_state = self.form.step(Prefix(tokens, new, state))
-        logits = read_step(result, tokens.shape[0], new, tokens.shape[1], self.width)
-        if logits is None:
+        found = read_step(result, tokens.shape[0], new, tokens.shape[1], self.width)
+        if found is None:
             raise ValueError(f"{self.form.name} gave no {self.width} logits for {new} tokens")
-        return logits, next_state
+        return found, next_state
 
 
 def read_step(result: Any, rows: int, new: int, length: int, width: int) -> Tensor | None:
@@ -161,7 +165,7 @@ def find_cache(module: nn.Module, found: FoundForm) -> FoundCache | str:
                 reasons.append(f"{form.name}: the first step is {cache.first_step:.0e} off")
                 if form.undoubted and (cache.reads_prefix or cache.first_step <= FAULTY_STEP_TOLERANCE):
                     faulty.append(cache)
-        for cache in sorted(faulty, key=lambda cache: cache.first_step):
+        for cache in sorted(faulty, key=lambda cache: (cache.form.takes_prefix, cache.first_step)):
             if _state_matters(cache, tokens, expected):
                 return cache
     if not reasons:
@@ -182,7 +186,9 @@ def _try_form(cache: FoundCache, tokens: Tensor, expected: Tensor, reasons: list
             reasons.append(f"{cache.form.name}: {one_line(error)}")
             continue
         scale = expected.abs().max().clamp(min=1e-12)
-        before = float((prefix - expected[:, :length]).abs().max() / scale)
+        # of single steps, the first alone has no state that could be wrong
+        read = 1 if one_token else length
+        before = float((prefix[:, :read] - expected[:, :read]).abs().max() / scale)
         first_step = float((logits[:, 0] - expected[:, length]).abs().max() / scale)
         return replace(tried, first_step=first_step, reads_prefix=before <= FIRST_STEP_TOLERANCE)
     return None
@@ -233,8 +239,18 @@ def cache_forms(module: nn.Module, found: FoundForm) -> list[CacheForm]:
         groups.append(tuple(caches))
     for names in groups:
         for flag in (*flags, None):
+            if position is not None:
+                forms += [_returned(module, names, flag, position=position)]
             forms += [_returned(module, names, flag, whole_prefix=whole) for whole in (True, False)]
-    return forms
+    return forms + [
+        _by_method(module, name, as_vector=as_vector) for name in _steps(module) for as_vector in (True, False)
+    ]
+
+
+def _steps(module: nn.Module) -> list[str]:
+    """The names of methods that take tokens and a state."""
+    names = [name for name in dir(type(module)) if STEP.fullmatch(name)]
+    return [name for name in names if len(inspect.signature(getattr(module, name)).parameters) == 2]
 
 
 def _reset_method(module: nn.Module) -> Callable[[], Any] | None:
@@ -271,8 +287,18 @@ def _with_positions(module: nn.Module, name: str, *, as_tensor: bool) -> CacheFo
     return CacheForm(f"f(x, {shown})", begin, step, in_module=True, undoubted=True)
 
 
-def _returned(module: nn.Module, names: tuple[str, ...], flag: str | None, *, whole_prefix: bool) -> CacheForm:
-    """Caches that a call returns behind the logits; some packages take the whole prefix and compute its last token."""
+def _returned(
+    module: nn.Module,
+    names: tuple[str, ...],
+    flag: str | None,
+    *,
+    whole_prefix: bool = False,
+    position: str | None = None,
+) -> CacheForm:
+    """Caches that a call returns behind the logits; some packages take the whole prefix and compute its last token.
+
+    `position` is a parameter for the position of the first token, if the call needs one beside the caches.
+    """
 
     def begin(rows: int, length: int) -> Any:
         return None
@@ -284,19 +310,60 @@ def _returned(module: nn.Module, names: tuple[str, ...], flag: str | None, *, wh
             options = dict(zip(names, prefix.state))
         if flag is not None:
             options[flag] = True
-        result = module(tokens, **options)
-        if not isinstance(result, tuple | list) or len(result) <= len(names):
-            raise ValueError(f"a call gives no {' and '.join(names)} behind the logits")
-        named = getattr(result, "_fields", ())
-        if all(name in named for name in names):
-            return result[0], tuple(getattr(result, name) for name in names)
-        if len(names) == 1 and len(result) > 2:
-            # all that is behind the logits is one cache
-            return result[0], (tuple(result[1:]),)
-        return result[0], tuple(result[1 : 1 + len(names)])
+        if position is not None:
+            options[position] = prefix.position
+        return _take_caches(module(tokens, **options), names)
 
     caches = ", ".join(f"{name}=cache" for name in names)
     flags = f", {flag}=True" if flag else ""
+    if position is not None:
+        flags = f"{flags}, {position}=i"
     name = f"f({'prefix' if whole_prefix else 'x'}, {caches}{flags})"
     undoubted = all(UNDOUBTED.match(cache) for cache in names)
     return CacheForm(name, begin, step, in_module=False, takes_prefix=whole_prefix, undoubted=undoubted)
+
+
+def _take_caches(result: Any, names: tuple[str, ...]) -> tuple[Any, tuple[Any, ...]]:
+    """The logits and the caches in the result of a call: by their names in a record, else by their order."""
+    if isinstance(result, Mapping):
+        named = dict(result)
+    elif is_dataclass(result) or hasattr(result, "_fields"):
+        named = {name: getattr(result, name, None) for name in (*names, "logits")}
+    else:
+        named = {}
+    if all(named.get(name) is not None for name in names):
+        logits = named.get("logits")
+        if logits is None:
+            # the first of a tuple, else the first tensor of the shape of logits
+            logits = result[0] if isinstance(result, tuple) else result
+        return logits, tuple(named[name] for name in names)
+    if not isinstance(result, tuple | list) or len(result) <= len(names):
+        raise ValueError(f"a call gives no {' and '.join(names)} behind the logits")
+    if len(names) == 1 and len(result) > 2:
+        # all that is behind the logits is one cache
+        return result[0], (tuple(result[1:]),)
+    return result[0], tuple(result[1 : 1 + len(names)])
+
+
+def _by_method(module: nn.Module, name: str, *, as_vector: bool) -> CacheForm:
+    """A method of its own for steps, which gives the logits and the next state."""
+    initial = next((getattr(module, method) for method in dir(type(module)) if INITIAL.fullmatch(method)), None)
+
+    def begin(rows: int, length: int) -> Any:
+        if initial is None:
+            return None
+        parameters = inspect.signature(initial).parameters.values()
+        required = [parameter for parameter in parameters if parameter.default is inspect.Parameter.empty]
+        return initial(*(rows, length)[: len(required)])
+
+    def step(prefix: Prefix) -> tuple[Any, Any]:
+        tokens = prefix.new_tokens
+        if as_vector:
+            if prefix.new != 1:
+                raise ValueError("a step takes one token of each row")
+            tokens = tokens[:, 0]
+        logits, state = getattr(module, name)(tokens, prefix.state)
+        return logits, state
+
+    shown = "x[:, i]" if as_vector else "x"
+    return CacheForm(f"{name}({shown}, state)", begin, step, in_module=False, undoubted=True)
