@@ -58,8 +58,8 @@ def test_zeros_behind_an_attention_hide_its_missing_mask() -> None:
     assert "parameters that are perturbed hide this" in report["causal"].sentence
     adapted = Adapter(logits=Attention(masked=False), vocab=VOCAB)
     assert not mf.check(adapted, only=["causal"]).ok
-    told = mf.check(Attention(masked=False), only=["causal"], causal=False)
-    assert told.rows[0].verdict == "not promised"
+    report = mf.check(Attention(masked=False), only=["causal"], causal=False)
+    assert report.rows[0].verdict == "not promised"
 
 
 def test_what_no_form_fits_does_not_say_how_to_call_it() -> None:

@@ -1,6 +1,7 @@
 """What a command line names is loaded as Python would import it, or refused in one sentence that names the line."""
 
 import dataclasses
+import inspect
 import json
 import sys
 from collections.abc import Iterator
@@ -172,7 +173,8 @@ def test_a_package_whose_init_needs_what_is_missing_is_imported_without_it() -> 
 
 def test_a_module_is_found_in_the_current_folder() -> None:
     write({"pack/__init__.py": "", "pack/model.py": MODEL})
-    assert isinstance(load_named("pack.model:Model").model, nn.Module)
+    model = load_named("pack.model:Model").model
+    assert Path(inspect.getfile(type(model))).resolve() == Path("pack/model.py").resolve()
 
 
 GUARD = "if __name__ == '__main__':"

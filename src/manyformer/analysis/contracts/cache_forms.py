@@ -7,6 +7,7 @@ takes. A form counts as found if its first step gives what one pass gives; that 
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, final
@@ -140,7 +141,8 @@ def read_step(result: Any, rows: int, new: int, length: int, width: int) -> Tens
 def find_cache(module: nn.Module, found: FoundForm) -> FoundCache | str:
     """The cache form of a module whose form of call is known, or the sentence why none was found."""
     length = max(PREFIX, found.min_length)
-    with restoring_model_and_rng(module), restoring_buffers(module):
+    with restoring_model_and_rng(module), restoring_buffers(module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         device = next(module.parameters(), torch.zeros(())).device
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(found.vocabulary, (2, length + 1), generator=generator).to(device)

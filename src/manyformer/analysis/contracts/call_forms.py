@@ -6,6 +6,7 @@ and 1 alone, which every vocabulary has; the first that gives floating numbers f
 
 import inspect
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal, final
@@ -339,7 +340,9 @@ def find_form(module: nn.Module, *, vocabulary: int | None = None, max_length: i
 
     Parameters, buffers and modes are left as they were. Raises NoFormFound.
     """
-    with restoring_model_and_rng(module), restoring_buffers(module):
+    with restoring_model_and_rng(module), restoring_buffers(module), warnings.catch_warnings():
+        # calls that are not meant for a module warn of what only they do
+        warnings.simplefilter("ignore")
         return _FormSearch(module, vocabulary, max_length).find()
 
 

@@ -1,6 +1,8 @@
 """The report of a check: one row per contract, as a table or as JSON."""
 
 import math
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
@@ -101,17 +103,30 @@ class CheckReport:
 
         The place of a broken contract follows its line.
         """
+        shown, others = self._split_rows()
         rows = [
             (row.contract, row.verdict, _format_number(row.measured), _format_number(row.tolerance), row.sentence)
-            for row in self.rows
+            for row in shown
         ]
         header, *table = aligned_table([("contract", "verdict", "measured", "at most", "result"), *rows])
         lines = [self.heading, *(f"  {assumption}" for assumption in self.assumptions), header]
-        for row, line in zip(self.rows, table, strict=True):
+        for row, line in zip(shown, table, strict=True):
             lines.append(line)
             if row.place is not None:
-                lines += [f"  {told}" for told in row.place.lines(78)]
+                lines += [f"  {text}" for text in row.place.lines(78)]
+        for line in _reasons(others):
+            lines += textwrap.wrap(line, 80, subsequent_indent="  ", break_on_hyphens=False)
         return "\n".join([*lines, self.summary()])
+
+    def _split_rows(self) -> tuple[list[ContractRow], list[ContractRow]]:
+        """The rows that are shown each, and those without a result, which have only reasons.
+
+        Of a model whose form was found by trial most contracts are not promised, and they would hide the others.
+        """
+        if not self.assumptions:
+            return list(self.rows), []
+        shown = [row for row in self.rows if row.verdict in ("passed", "failed") or row.measured is not None]
+        return shown, [row for row in self.rows if row not in shown]
 
     def __str__(self) -> str:
         return self.table()
@@ -121,21 +136,22 @@ class CheckReport:
         from rich.markup import escape
         from rich.table import Table
 
+        shown, others = self._split_rows()
         title = escape("\n".join((self.heading, *self.assumptions)))
-        caption = escape(self.summary())
+        caption = escape("\n".join([*_reasons(others), self.summary()]))
         table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
         for heading in ("contract", "verdict"):
             table.add_column(heading, no_wrap=True)
         for heading in ("measured", "at most"):
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("result")
-        for row in self.rows:
+        for row in shown:
             style = STYLES[row.verdict]
             numbers = _format_number(row.measured), _format_number(row.tolerance)
-            told = [row.sentence]
+            result = [row.sentence]
             if row.place is not None:
-                told += row.place.lines()
-            table.add_row(row.contract, f"[{style}]{row.verdict}[/]", *numbers, escape("\n".join(told)))
+                result += row.place.lines()
+            table.add_row(row.contract, f"[{style}]{row.verdict}[/]", *numbers, escape("\n".join(result)))
         return table
 
     def to_json(self) -> str:
@@ -187,6 +203,15 @@ class CheckReport:
     def badge_svg(self) -> str:
         """The same badge as a picture."""
         return badge_svg(self.outcome, ok=self.ok)
+
+
+def _reasons(rows: Sequence[ContractRow]) -> list[str]:
+    """A line for each reason why contracts have no result, with their names."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        reason = row.sentence.removeprefix(f"{row.verdict}: ")
+        names.setdefault((row.verdict, reason), []).append(row.contract)
+    return [f"{verdict}: {', '.join(contracts)} ({reason})" for (verdict, reason), contracts in names.items()]
 
 
 def _format_number(value: float | None) -> str:
