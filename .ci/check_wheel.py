@@ -1,12 +1,13 @@
-"""What must hold where the wheels are installed: the commands, the files beside the code, and nothing loaded too early."""
+"""What must hold where the wheels are installed: commands, files beside the code, and nothing loaded too early."""
 
 import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
-import manyformer
 import manyformer_check
+
+import manyformer
 from manyformer.cli.options import complete_recipes
 
 folder = Path(manyformer.__file__).parent

@@ -4,8 +4,8 @@
     python benchmarks/check_mutants.py --seeds 0 1 2 3 4
     python benchmarks/check_mutants.py --only "key dropped" "sorted buckets" --table
 
-The models are those of tests/analysis/contracts: plain PyTorch of five kinds in thirteen forms of call. A mutant counts as
-found if a row is red, and its place as named if the report tells what the fault is about: a contract that is for it,
+The models are those of tests/analysis/contracts: plain PyTorch of five kinds in thirteen forms of call. A mutant counts
+as found if a row is red, and its place as named if the report tells what the fault is about: a contract that is for it,
 and for leaks of one module also the module's name, and the position where a single one is read.
 """
 

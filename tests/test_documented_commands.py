@@ -22,6 +22,7 @@ READ_ALONE = {
     r"\.\.\.|\b[A-Z]{2,}\b": "names to fill in",
     r"\b(downloads|models|adapters)\b": "a model of transformers, or made from one",
     r"--import\b|\.py:": "a module of the reader, or one that tests/examples/test_leaks.py checks",
+    r"^check --data ": "files of the reader, as in tests/analysis/contracts/test_scorer_command.py",
     r"\bdevices=": "several devices",
     r"init_from=runs/softmax|--datastore|runs/(memory-8k|lm-stdlib-64|six-heads)|^datastore ": "an earlier step",
     r"--serve": "serves until it is stopped",

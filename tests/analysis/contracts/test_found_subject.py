@@ -9,6 +9,7 @@ from strangers import STRANGERS, LastAlone, OneToken
 from torch import Tensor, nn
 
 import manyformer as mf
+from manyformer.analysis.contracts import Adapter
 from manyformer.analysis.contracts.found_subject import FoundSubject
 from manyformer.base.errors import UserError
 
@@ -54,6 +55,9 @@ def test_a_sound_module_is_red_or_changed_or_its_assumptions_are_not_told() -> N
 def test_zeros_behind_an_attention_hide_its_missing_mask() -> None:
     report = mf.check(Attention(masked=False), only=["causal", "causal-gradient"])
     assert [row.contract for row in report.failed] == ["causal", "causal-gradient"]
+    assert "parameters that are perturbed hide this" in report["causal"].sentence
+    adapted = Adapter(logits=Attention(masked=False), vocab=VOCAB)
+    assert not mf.check(adapted, only=["causal"]).ok
     told = mf.check(Attention(masked=False), only=["causal"], causal=False)
     assert told.rows[0].verdict == "not promised"
 

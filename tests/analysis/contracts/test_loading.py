@@ -1,5 +1,6 @@
 """What a command line names is loaded as Python would import it, or refused in one sentence that names the line."""
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -76,6 +77,17 @@ def test_an_adapter_and_options_are_passed_on() -> None:
     write({"model.py": MODEL + VALUES})
     assert isinstance(load_named("model.py:adapter").model, Adapter)
     assert load_named("model.py:with_options").options == {"vocabulary": 20, "causal": False}
+
+
+def test_an_adapter_of_the_other_package_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    fields = [(item.name, item.type, dataclasses.field(default=None)) for item in dataclasses.fields(Adapter)]
+    monkeypatch.setattr("manyformer.analysis.twin", dataclasses.make_dataclass("Adapter", fields), raising=False)
+    write(
+        {"model.py": MODEL + "import manyformer.analysis\nnet = manyformer.analysis.twin(logits=Model(), vocab=31)\n"}
+    )
+    loaded = load_named("model.py:net").model
+    assert isinstance(loaded, Adapter)
+    assert loaded.vocab == 31
 
 
 def test_the_only_model_of_a_file_needs_no_name() -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from manyformer.analysis.contracts import CheckReport, ContractRow
 from manyformer.analysis.contracts.check_report import CheckLengths
+from manyformer.analysis.contracts.command import CheckRequest, CommandFace, run_checks, wrapped_report
 from manyformer.analysis.contracts.leak_place import DependenceMatrix, LeakPlace
 from manyformer.analysis.contracts.report_page import matrix_svg
 from manyformer.base.errors import UserError
@@ -193,6 +194,42 @@ def test_json_follows_its_schema() -> None:
     assert set(record["rows"][0]) == set(schema["$defs"]["row"]["properties"])
     record["rows"][0]["place"]["kind"] = "something else"
     assert list(validator.iter_errors(record))
+
+
+MODEL = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, vocab_size=16, dim=8):
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, dim)
+        self.head = nn.Linear(dim, vocab_size)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        x = x + x.mean(1, keepdim=True)
+        return self.head(x)
+"""
+
+
+def test_the_command_names_the_statement_in_a_file_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("net.py").write_text(MODEL, encoding="utf-8")
+    request = CheckRequest(only="causal", length=16, html="page.html")
+    assert run_checks(["net.py:Net", "dim=4"], request, CommandFace()) == 1
+    page = Page(Path("page.html").read_text(encoding="utf-8"))
+    assert "in the forward of the model itself (Net), after embedding, before head" in page.text
+    assert "net.py:13: x = x + x.mean(1, keepdim=True)" in page.text
+    assert "  net.py:13: x = x + x.mean(1, keepdim=True)\n" in capsys.readouterr().out
+
+
+def test_a_terminal_shows_the_place_below_its_contract() -> None:
+    lines = wrapped_report(report(), 70).splitlines()
+    row = next(index for index, line in enumerate(lines) if line.startswith("causal "))
+    assert lines[row + 1 : row + 4] == [f"  {line}" for line in PLACE.lines(68)]
 
 
 @pytest.fixture(scope="module")

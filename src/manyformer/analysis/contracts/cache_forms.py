@@ -114,10 +114,10 @@ class FoundCache:
                 steps.append(logits)
             return torch.cat(steps, dim=1), state
         result, next_state = self.form.step(Prefix(tokens, new, state))
-        logits = read_step(result, tokens.shape[0], new, tokens.shape[1], self.width)
-        if logits is None:
+        found = read_step(result, tokens.shape[0], new, tokens.shape[1], self.width)
+        if found is None:
             raise ValueError(f"{self.form.name} gave no {self.width} logits for {new} tokens")
-        return logits, next_state
+        return found, next_state
 
 
 def read_step(result: Any, rows: int, new: int, length: int, width: int) -> Tensor | None:

@@ -190,8 +190,8 @@ class FoundForm:
         if self.fixed_rows and (missing := -rows % self.max_rows):
             tokens = torch.cat([tokens, tokens[-1:].expand(missing, -1)])
             targets = torch.cat([targets, targets[-1:].expand(missing, -1)])
-        groups = zip(tokens.split(self.max_rows), targets.split(self.max_rows))
-        return torch.cat([self._logits_of(form, module, *group) for group in groups])[:rows]
+        groups = [slice(first, first + self.max_rows) for first in range(0, len(tokens), self.max_rows)]
+        return torch.cat([self._logits_of(form, module, tokens[group], targets[group]) for group in groups])[:rows]
 
     def _logits_of(self, form: CallForm, module: nn.Module, tokens: Tensor, targets: Tensor) -> Tensor:
         tensors = run_form(form, module, tokens, targets)

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from manyformer.analysis.contracts import (
     causality_contracts,
     decoding_contracts,
     equivalence_contracts,
+    prefix_contracts,
     row_contracts,
     state_contracts,
     training_contracts,
@@ -22,6 +24,7 @@ from manyformer.analysis.contracts.found_subject import HOW_TO_SAY, ExportedModu
 from manyformer.analysis.contracts.hugging_face import HuggingFace, is_hugging_face
 from manyformer.analysis.contracts.isolation import (
     in_dtype,
+    own_values,
     restoring_attributes,
     restoring_model_and_rng,
     working_dtype,
@@ -41,6 +44,7 @@ from manyformer.base.errors import UserError, suggest_names
 _FIRST = (equivalence_contracts.repeatable, equivalence_contracts.seed, equivalence_contracts.traceless)
 _MODULES = (
     causality_contracts,
+    prefix_contracts,
     decoding_contracts,
     row_contracts,
     training_contracts,
@@ -121,22 +125,23 @@ def find_subject(model: nn.Module | Adapter | Subject, options: Mapping[str, Any
     """The subject for any `model` that `check` accepts. Raises UserError for others."""
     subject = _known_subject(model)
     if subject is None:
-        return FoundSubject(ExportedModule(model) if is_exported(model) else model, **options)  # type: ignore[arg-type]
+        module = model if isinstance(model, nn.Module) else ExportedModule(model)
+        return FoundSubject(module, **options)
     given = [name for name, value in options.items() if value is not None and value is not True]
     if given:
         raise UserError(f"{', '.join(given)} is for a module of which nothing is known; {subject.name} says it itself")
     return subject
 
 
-def _known_subject(model: nn.Module | Adapter | Subject) -> Subject | None:
+def _known_subject(model: object) -> Subject | None:
     """The subject for a model that says itself how it is called; None for any other module."""
     if isinstance(model, Subject):
         return model
     if isinstance(model, Adapter):
         return AdapterSubject(model)
-    if is_hugging_face(model):
-        return HuggingFace(model)
-    if isinstance(model, nn.Module) or is_exported(model):
+    if isinstance(model, nn.Module):
+        return HuggingFace(model) if is_hugging_face(model) else None
+    if is_exported(model):
         return None
     raise UserError(f"{type(model).__name__} is neither a module nor a name: mf.check({HOW_TO_SAY})")
 
@@ -255,12 +260,30 @@ def _run_in_precision(
         return ContractRow(contract.name, "not run", f"not run: the model {sentence}")
     verdict: ContractVerdict = "passed" if finding.passed else "failed"
     sentence = finding.sentence
+    if verdict == "failed" and _passes_as_given(contract, trial, seed, exact=exact):
+        sentence = f"{sentence}; parameters that are perturbed hide this as they are: {subject.perturbed[0]} or others"
     # logits that are not finite are no matter of precision
     if verdict == "failed" and contract.name in subject.notes and not _is_nan(finding.measured):
         verdict = "not promised"
         place = None
         sentence = f"not promised: {subject.notes[contract.name]}; measured: {sentence}"
     return ContractRow(contract.name, verdict, sentence, finding.measured, finding.tolerance, place)
+
+
+def _passes_as_given(contract: Contract, trial: ContractTrial, seed: int, *, exact: bool) -> bool:
+    """Whether a contract that failed passes while no parameter is perturbed, as zeros hide what is behind them."""
+    subject = trial.subject
+    if not subject.own_values:
+        return False
+    again = replace(trial, generator=torch.Generator().manual_seed(seed), differences=[])
+    dtype = working_dtype(subject.module, exact=exact)
+    seed_everything(seed)
+    try:
+        with own_values(subject.own_values), restoring_attributes(subject.module), in_dtype(subject.module, dtype):
+            return contract.run(again).passed
+    # whatever a model raises, it has been told that the contract is broken
+    except Exception:
+        return False
 
 
 def _is_nan(number: float | None) -> bool:

@@ -118,6 +118,12 @@ class CheckRequest:
     bos: int | None = _option(
         "The token that begins a document, if documents are promised to be independent.", uses=(SCORER,)
     )
+    partition: str | None = _option(
+        "Keywords of the scorer that must not change a score, such as rows=1,rows=4.",
+        metavar="KEY=VALUE,...",
+        uses=(SCORER,),
+    )
+    seconds: int = _option("About how long the check of scores may take.", 120, uses=(SCORER, WINDOWS))
     data: bool = _option(
         "Check data: train=PATH and test=PATH, each a file or folder, are given in place of names.",
         default=False,
@@ -384,6 +390,8 @@ def _check_scorer_or_data(words: Sequence[str], request: CheckRequest, face: Com
             decode=request.decode,
             encode=request.encode,
             bos=request.bos,
+            partition=request.partition,
+            seconds=request.seconds,
             seed=request.seed,
             only=request.selected,
             on_row=show_row,
@@ -452,6 +460,7 @@ def _check_windows(
         request.stride,
         vocab=vocab,
         length=request.length,
+        seconds=request.seconds,
         seed=request.seed,
         only=request.selected,
         on_row=show_row,

@@ -78,7 +78,8 @@ class HashTable:
 
     def keeps(self, hashes: Hashes) -> NDArray[np.bool_]:
         """Which hashes are among the share that is kept."""
-        return (hashes & np.uint64(self.step - 1)) == 0
+        kept: NDArray[np.bool_] = (hashes & np.uint64(self.step - 1)) == 0
+        return kept
 
     def sort(self) -> None:
         """Sort by hash, and by row where these are equal."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow
-from manyformer.base.errors import UserError
+from manyformer.base.errors import UserError, suggest_names
 
 EXACT_MEAN = 5e-7
 """The distance, relative to a mean in float32, at which it is taken for the mean of certain targets."""
@@ -88,7 +88,7 @@ def _cross_entropy(logits: Tensor, targets: Tensor, reduction: str) -> Tensor:
 
 
 class Statistic(NamedTuple):
-    """A number that evaluators give, and its true value; `total` is its part that grows with the targets."""
+    """A number that evaluators give, and its true value."""
 
     name: str
     value: float
@@ -240,8 +240,8 @@ def _explain_mean(nats: Tensor, given: float) -> str:
         for divisor in (count + 1, count - 1):
             if _is_close(float(nats.sum()) / divisor, number):
                 return f"the sum of all {count} targets divided by {divisor}{unit}"
-        for divisor, repeated in _repeated_tails(nats):
-            if _is_close(divisor, number):
+        for mean, repeated in _repeated_tails(nats):
+            if _is_close(mean, number):
                 return f"the last {repeated} targets are counted more than once{unit}"
     return "targets are dropped, counted more than once or weighted, or the mean is one of means of unequal parts"
 
@@ -282,6 +282,9 @@ def random_stream_cost(evaluate: Callable[..., Any], vocab: int, seed: int, leng
     return ContractRow("causal-stream", "passed", "random tokens do not cost less than their number allows", given)
 
 
+EVALUATOR_CONTRACTS = ("counted", "repeatable-score", "causal-stream")
+
+
 def check_evaluator_report(
     evaluate: Callable[..., Any],
     vocab: int,
@@ -290,17 +293,27 @@ def check_evaluator_report(
     bytes_of: Callable[[Tensor], Any] | None = None,
     seed: int = 0,
     only: Sequence[str] | None = None,
+    on_row: Callable[[ContractRow], None] | None = None,
 ) -> CheckReport:
-    """The contracts of an evaluator of one number: `counted`, `repeatable-score` and `causal-stream`."""
+    """The contracts of an evaluator of one number: its number, a second call, and what random tokens cost."""
     tests: dict[str, Callable[[], ContractRow]] = {
         "counted": lambda: check_evaluator(evaluate, vocab, length=length, bytes_of=bytes_of, seed=seed),
         "repeatable-score": lambda: _repeatable(evaluate, vocab, seed),
         "causal-stream": lambda: random_stream_cost(evaluate, vocab, seed),
     }
-    rows = tuple(test() for name, test in tests.items() if only is None or name in only)
-    name = getattr(evaluate, "__name__", type(evaluate).__name__)
+    for name in only or ():
+        if name not in EVALUATOR_CONTRACTS:
+            raise UserError(f"there is no contract '{name}' of evaluators; {suggest_names(name, EVALUATOR_CONTRACTS)}")
+    rows = []
+    for name in EVALUATOR_CONTRACTS:
+        if only is None or name in only:
+            row = tests[name]()
+            rows.append(row)
+            if on_row is not None:
+                on_row(row)
+    subject = getattr(evaluate, "__name__", type(evaluate).__name__)
     count = length or LENGTHS[0]
-    return CheckReport(name, rows, CheckLengths(count, count), seed)
+    return CheckReport(subject, tuple(rows), CheckLengths(count, count), seed)
 
 
 def _repeatable(evaluate: Callable[..., Any], vocab: int, seed: int) -> ContractRow:

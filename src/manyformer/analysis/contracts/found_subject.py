@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.cache_forms import FIRST_STEP_TOLERANCE, FoundCache, find_cache
-from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, find_form
+from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, TableLookups, find_form
 from manyformer.analysis.contracts.isolation import (
     constant_parameters,
+    name_constants,
     perturbing_constants,
     restoring_model_and_rng,
     restoring_tensors,
@@ -30,10 +31,16 @@ from manyformer.analysis.contracts.subject import (
     seed_everything,
 )
 from manyformer.base.errors import UserError
-from manyformer.nn.model_inputs import Inputs, State, tree_map
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
 
 EXAMPLE_LENGTH = 32
 """The length of the sequence that shows how a module rounds."""
+
+BLOCK = 64
+"""A number of columns that is a multiple of most blocks and windows."""
+
+ODD_SHIFT = 5
+SHIFT_TOLERANCE = 1e-3
 
 TIMED_ROWS = 4
 """The number of rows in the call that is timed: many rows take less time for each token than one."""
@@ -66,9 +73,6 @@ NOTES = {
 ONE_MODE = "an exported program has one mode"
 LAST_ALONE = "it gives the logits of the last token alone, so that no later token is ever passed"
 
-MAX_NAMES = 3
-"""The number of perturbed parameters that are named."""
-
 HOW_TO_SAY = "Adapter(logits=lambda tokens: net(tokens), vocab=256, module=net)"
 
 
@@ -81,7 +85,7 @@ class ExportedModule(nn.Module):
     def __init__(self, program: Any) -> None:
         super().__init__()
         graph = program.module()
-        self.__dict__["graph"] = graph
+        self.__dict__["call_graph"] = graph.__call__
         for name, weight in graph.named_parameters():
             self.register_parameter(name.replace(".", "_"), weight)
         for name, buffer in graph.named_buffers():
@@ -93,7 +97,7 @@ class ExportedModule(nn.Module):
 
     def forward(self, *inputs: Any) -> Any:
         """What the program gives."""
-        return self.graph(*inputs)
+        return vars(self)["call_graph"](*inputs)
 
 
 def is_exported(model: object) -> bool:
@@ -143,6 +147,7 @@ class FoundSubject(Subject):
     runs_every_input = False
     must_run = frozenset({"cached"})
     notes = NOTES
+    measured_anyway = frozenset({"padding-left"})
     bits_decide = False
     default_length = DEFAULT_LENGTH
 
@@ -168,6 +173,7 @@ class FoundSubject(Subject):
             self.row_axes = _row_axes(self)
             self.masks = find_masks(module, self.found)
             self.columns_count = self.masks.columns_count
+            self.columns_counted = self._columns_counted()
             self.exact = has_float64_twin(module, self._example)
             self.float64_decides = self.exact
             start = time.perf_counter()
@@ -184,6 +190,36 @@ class FoundSubject(Subject):
         tokens = torch.randint(len(self.token_ids), (rows, length), generator=generator)
         return self(Inputs(tokens.to(self.device))).logits
 
+    def _columns_counted(self) -> str | None:
+        """Why padding on the left moves positions or blocks, by the tables that are looked up and by trial."""
+        length = max(EXAMPLE_LENGTH, self.min_length)
+        lookups = TableLookups()
+        with lookups:
+            self._shifts_alike(ODD_SHIFT)
+        columns = torch.arange(ODD_SHIFT + length, device=self.device)
+        if any(torch.equal(torch.unique(lookup.ids), columns) for lookup in lookups.lookups):
+            return "it numbers positions by column, whatever is padding"
+        if self._shifts_alike(BLOCK) and not self._shifts_alike(ODD_SHIFT):
+            return f"its blocks count columns: {BLOCK} columns of padding change nothing, {ODD_SHIFT} do"
+        return None
+
+    def _shifts_alike(self, padding: int) -> bool:
+        """Whether a text gives about the same after this many columns of padding as alone."""
+        length = max(EXAMPLE_LENGTH, self.min_length)
+        if self.masks.padding is None or (self.max_length is not None and padding + length > self.max_length):
+            return False
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(len(self.token_ids), (1, padding + length), generator=generator).to(self.device)
+        segments = torch.zeros_like(tokens)
+        segments[:, :padding] = PADDING_SEGMENT
+        try:
+            alone = self(Inputs(tokens[:, padding:])).logits
+            padded = self(Inputs(tokens, segments)).logits[:, padding:]
+        # a length that the module refuses
+        except Exception:
+            return False
+        return bool((padded - alone).abs().max() <= SHIFT_TOLERANCE * alone.abs().max())
+
     def _reasons(self, *, causal: bool) -> dict[str, str]:
         """Why this module does not promise what other modules do."""
         reasons = {}
@@ -195,6 +231,8 @@ class FoundSubject(Subject):
             reasons["targets"] = "its form of call takes no targets"
         if self.masks.padding is None and self.masks.documents is None:
             reasons["padding_invariant"] = self.masks.padding_reason
+        if self.columns_counted is not None and not self.columns_count:
+            reasons["padding-left"] = self.columns_counted
         if self.masks.documents is None:
             reasons["packing"] = self.masks.documents_reason
         if isinstance(self.cache, str):
@@ -224,10 +262,7 @@ class FoundSubject(Subject):
             decodes = f"{decodes}; {told}"
         sentences = [f"{form}; {checked}", f"{vocabulary}; {lengths}", decodes]
         if self.perturbed:
-            names = ", ".join(self.perturbed[:MAX_NAMES])
-            omitted = len(self.perturbed) - MAX_NAMES
-            more = f" and {omitted} more" if omitted > 0 else ""
-            sentences.append(f"parameters of zeros or one constant are perturbed for the check: {names}{more}")
+            sentences.append(name_constants(self.perturbed))
         sentences.append(f"to say otherwise: vocabulary=, max_length=, causal=False, or {HOW_TO_SAY}")
         return tuple(sentences)
 
@@ -235,7 +270,7 @@ class FoundSubject(Subject):
     def session(self) -> Iterator[None]:
         """Perturb constant parameters; on exit restore them and all that calls changed in place."""
         assert self.module is not None
-        with restoring_tensors(self.module), perturbing_constants(self.module):
+        with restoring_tensors(self.module), perturbing_constants(self.module) as self.own_values:
             yield
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:

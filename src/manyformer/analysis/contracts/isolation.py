@@ -160,6 +160,9 @@ def training_mode(module: nn.Module) -> Iterator[None]:
 NOISE = 0.1
 """The size of the noise that is added to zeros, and relative to other constants."""
 
+MAX_NAMES = 3
+"""The number of perturbed parameters that are named."""
+
 SMALL = 1e-3
 """Parameters below this size let nothing flow that a comparison could see."""
 
@@ -183,9 +186,34 @@ def constant_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return found
 
 
+def name_constants(names: Sequence[str]) -> str:
+    """The sentence that says which parameters are perturbed."""
+    omitted = len(names) - MAX_NAMES
+    more = f" and {omitted} more" if omitted > 0 else ""
+    return f"parameters of zeros or one constant are perturbed for the check: {', '.join(names[:MAX_NAMES])}{more}"
+
+
+OwnValues = Sequence[tuple[nn.Parameter, Tensor]]
+
+
 @contextmanager
-def perturbing_constants(module: nn.Module) -> Iterator[None]:
-    """Add noise to `constant_parameters`, the same in each call; on exit restore their values."""
+def own_values(changed: OwnValues) -> Iterator[None]:
+    """Give perturbed parameters their own values; on exit perturb them again."""
+    perturbed = [weight.detach().clone() for weight, _ in changed]
+    try:
+        with torch.no_grad():
+            for weight, value in changed:
+                weight.copy_(value)
+        yield
+    finally:
+        with torch.no_grad():
+            for (weight, _), value in zip(changed, perturbed):
+                weight.copy_(value)
+
+
+@contextmanager
+def perturbing_constants(module: nn.Module) -> Iterator[OwnValues]:
+    """Add noise to `constant_parameters`, the same in each call, and give their values; on exit restore them."""
     weights = constant_parameters(module)
     values = [weight.detach().clone() for weight in weights.values()]
     generator = torch.Generator().manual_seed(0)
@@ -199,7 +227,7 @@ def perturbing_constants(module: nn.Module) -> Iterator[None]:
                 else:
                     fan = weight.shape[-1] if weight.ndim > 1 else 1
                     weight.add_(noise, alpha=max(fan**-0.5, 0.02) if fan > 1 else NOISE)
-        yield
+        yield list(zip(weights.values(), values))
     finally:
         with torch.no_grad():
             for weight, value in zip(weights.values(), values):

@@ -12,7 +12,7 @@ import typing
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -117,12 +117,15 @@ def _load_attribute(imported: Imported, attribute: str | None, source: str, give
 
 
 def load_function(reference: str) -> Callable[..., Any]:
-    """The function that FILE.py:NAME or MODULE:NAME names. Raises UserError."""
+    """The function that FILE.py:NAME or MODULE:NAME names, or an object of the class of that name. Raises UserError."""
     source, attribute = split_name(reference)
     if attribute is None:
         raise UserError(f"'{reference}' names no function; give FILE.py:NAME")
     module = _import_source(source, attribute).module
     value = _named_value(module, attribute, source)
+    if isinstance(value, type):
+        # an object that can be called may keep its model as an attribute
+        value = run_user_code(value, f"building {attribute}", Path(source).resolve().parent)
     if not callable(value):
         raise UserError(f"{reference} is a {type(value).__name__}, and no function")
     return value  # type: ignore[no-any-return]
@@ -167,6 +170,7 @@ def _model_of_result(value: Any, label: str, verb: str) -> LoadedModel:
             if name not in OPTION_NAMES:
                 raise UserError(f"{label} {verb} the option '{name}'; {suggest_names(str(name), OPTION_NAMES)}")
             options[OPTION_NAMES[name]] = option
+    value = _own_adapter(value)
     if isinstance(value, nn.Module | Adapter):
         return LoadedModel(_placed(value, label), (), options)
     kind = "nothing" if value is None else f"a {type(value).__name__}"
@@ -174,6 +178,14 @@ def _model_of_result(value: Any, label: str, verb: str) -> LoadedModel:
         f"{label} {verb} {kind}; it must be an nn.Module, an Adapter or (module, options), or a function or class "
         "that gives one"
     )
+
+
+def _own_adapter(value: Any) -> Any:
+    """An adapter of the other package of the checks, which may be installed beside this one, as one of ours."""
+    names = [item.name for item in fields(value)] if is_dataclass(value) and not isinstance(value, type) else []
+    if type(value).__name__ != "Adapter" or names != [item.name for item in fields(Adapter)]:
+        return value
+    return Adapter(**{name: getattr(value, name) for name in names})
 
 
 def _placed(model: nn.Module | Adapter, label: str) -> nn.Module | Adapter:

@@ -1,7 +1,10 @@
 """What the command lines do for scorers, evaluators and windows: load them by name and run their contracts."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
+
+from torch import nn
 
 from manyformer.analysis.contracts.check_report import CheckReport, ContractRow
 from manyformer.analysis.contracts.evaluators import check_evaluator_report
@@ -21,7 +24,7 @@ def check_scorer_by_name(
     decode: str | None = None,
     encode: str | None = None,
     bos: int | None = None,
-    partitions: Sequence[str] = (),
+    partition: str | None = None,
     seconds: float = 120.0,
     seed: int = 0,
     only: Sequence[str] | None = None,
@@ -29,22 +32,22 @@ def check_scorer_by_name(
 ) -> CheckReport:
     """Check the scorer or the evaluator of a file, each named FILE.py:NAME as are `bytes_of`, `decode` and `encode`.
 
-    `partitions` are keywords as on a command line, such as rows=1,workers=2. Raises UserError for what is missing.
+    `partition` has keywords of the scorer that must not change a score, each tried alone, such as rows=1,rows=4. Raises
+    UserError for what is missing.
     """
     if vocab is None:
-        raise UserError("a scorer says not how many tokens there are: give --vocab N")
+        raise UserError("a scorer does not say how many tokens there are: give --vocab N")
     if (scorer is None) == (evaluator is None):
         raise UserError("give either --scorer FILE.py:NAME or --evaluator FILE.py:NAME")
     sizes = None if bytes_of is None else load_function(bytes_of)
     if evaluator is not None:
         evaluate = load_function(evaluator)
-        report = check_evaluator_report(evaluate, vocab, length=length, bytes_of=sizes, seed=seed, only=only)
-        if on_row is not None:
-            for row in report.rows:
-                on_row(row)
-        return report
+        report = check_evaluator_report(
+            evaluate, vocab, length=length, bytes_of=sizes, seed=seed, only=only, on_row=on_row
+        )
+        return replace(report, subject=evaluator)
     assert scorer is not None
-    return check_scorer(
+    report = check_scorer(
         load_function(scorer),
         vocab,
         length=length,
@@ -53,16 +56,17 @@ def check_scorer_by_name(
         decode=None if decode is None else load_function(decode),
         encode=None if encode is None else load_function(encode),
         bos=bos,
-        partitions=[_read_keywords(text) for text in partitions],
+        partitions=_read_partitions(partition or ""),
         seconds=seconds,
         seed=seed,
         only=only,
         on_row=on_row,
     )
+    return replace(report, subject=scorer)
 
 
 def check_windows(
-    model: Any,
+    model: nn.Module,
     window: int,
     stride: int | None = None,
     *,
@@ -74,7 +78,7 @@ def check_windows(
     on_row: Callable[[ContractRow], None] | None = None,
 ) -> CheckReport:
     """Check the scores that a model gives by windows of `window` tokens, of which `stride` are new."""
-    score, found_vocab = scorer_of_model(model, window, stride or window)
+    score, found_vocab = scorer_of_model(model.eval(), window, stride or window)
     return check_scorer(
         score,
         vocab or found_vocab,
@@ -87,14 +91,15 @@ def check_windows(
     )
 
 
-def _read_keywords(text: str) -> dict[str, Any]:
-    keywords: dict[str, Any] = {}
-    for part in text.split(","):
-        name, equals, value = part.partition("=")
+def _read_partitions(text: str) -> list[dict[str, Any]]:
+    """Keywords such as rows=1,rows=4, each in a dictionary of its own. Raises UserError."""
+    partitions: list[dict[str, Any]] = []
+    for part in filter(None, text.split(",")):
+        name, equals, shown = part.partition("=")
         if not equals:
             raise UserError(f"'{part}' is no KEY=VALUE, such as rows=4")
-        try:
-            keywords[name.strip()] = int(value)
-        except ValueError:
-            keywords[name.strip()] = {"true": True, "false": False}.get(value.strip().lower(), value)
-    return keywords
+        value: Any = {"true": True, "false": False}.get(shown.strip().lower(), shown)
+        if shown.strip().lstrip("-").isdecimal():
+            value = int(shown)
+        partitions.append({name.strip(): value})
+    return partitions

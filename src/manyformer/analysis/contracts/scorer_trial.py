@@ -4,10 +4,11 @@ The length of the streams stays the same, because windows that are aligned to th
 another context in a longer one.
 """
 
+import copy
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, final
 
@@ -42,6 +43,12 @@ MAX_EXCHANGES = 400
 MAX_SCANS = 128
 LEAST_CALLS = 150
 """So many calls are made however long they take."""
+
+LONGER = 1000
+"""Tokens of one more stream, for what begins to read ahead only after many: where no length is given."""
+
+LONGER_CUTS = 24
+LONGER_POSITIONS = 2
 
 SCANNED_SHARE = 0.25
 SCAN_CAP = 8.0
@@ -220,6 +227,33 @@ class ScorerTrial:
             return None
         return ScoreLeak(cut, changed, float(changes.max()) / self.scale)
 
+    def with_longer_stream(self) -> "ScorerTrial | None":
+        """The same scorer with a longer stream; None if the length was chosen, or it is too slow or raises there."""
+        if self.options.length is not None or self.options.stream_length > LONGER // 2:
+            return None
+        longer = copy.copy(self)
+        # sums and scans are those of the stream
+        for name in ("scan", "sums"):
+            vars(longer).pop(name, None)
+        longer.options = replace(self.options, length=LONGER)
+        longer.tokens = self.phrases(LONGER)
+        started = time.perf_counter()
+        try:
+            longer.expected = self.score(longer.tokens)
+        except ScoreFault:
+            raise
+        except Exception:
+            return None
+        longer.seconds_per_call = time.perf_counter() - started
+        calls = LONGER_CUTS + LONGER_POSITIONS * min(self.options.vocab, SUMMED_TOKENS)
+        if longer.seconds_per_call * calls > self.options.seconds / 4:
+            return None
+        return longer
+
+    def sums_at(self, positions: Sequence[int]) -> list[PositionSum]:
+        """The sums of probabilities at these positions."""
+        return [self._sum_at(position, min(self.options.vocab, SUMMED_TOKENS)) for position in positions]
+
     @property
     def exchanges(self) -> int:
         """How many cuts are tried."""
@@ -307,7 +341,7 @@ class ScorerTrial:
         known = torch.arange(0)
         candidates = torch.arange(vocab)
         if count < vocab:
-            known = self.tokens[:position].unique()[: count // 8]
+            known = torch.unique(self.tokens[:position])[: count // 8]
             shuffled = torch.randperm(vocab, generator=self.generator)
             sample = shuffled[~torch.isin(shuffled, known)][: count - known.numel()]
             candidates = torch.cat([known, sample])

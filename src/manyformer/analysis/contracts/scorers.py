@@ -6,6 +6,7 @@ weight that depends on it, drop or repeat targets, and count bytes that a text d
 the numbers that a scorer gives for streams that differ in chosen tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from manyformer.analysis.contracts.call_forms import find_form
 from manyformer.analysis.contracts.check_report import CheckLengths, CheckReport, ContractRow
 from manyformer.analysis.contracts.scorer_bytes import byte_counts, why_no_bytes
 from manyformer.analysis.contracts.scorer_trial import (
+    LONGER,
+    LONGER_CUTS,
+    LONGER_POSITIONS,
     LOW_PRECISION,
     SUM_TOLERANCE,
     TOLERANCE,
@@ -99,7 +103,7 @@ def _is_noise(calls: Sequence[Tensor]) -> bool:
     """Whether differences between calls have no direction: what learns from a stream makes it cheaper."""
     differences = (calls[-1] - calls[0])[calls[0].isfinite()]
     deviation = float(differences.std())
-    return abs(float(differences.mean())) <= 3 * deviation / max(differences.numel(), 1) ** 0.5
+    return abs(float(differences.mean())) <= 3 * deviation / math.sqrt(max(differences.numel(), 1))
 
 
 def causal_stream(trial: ScorerTrial) -> ContractRow:
@@ -112,10 +116,17 @@ def causal_stream(trial: ScorerTrial) -> ContractRow:
         tokens = trial.random_tokens(length)
         cuts = trial.shuffled_cuts()[: trial.exchanges - tried]
         tried += _exchange(trial, tokens, trial.score(tokens), cuts)
+    longer = trial.with_longer_stream() if trial.leak is None else None
+    if longer is not None:
+        _exchange(longer, longer.tokens, longer.expected, longer.shuffled_cuts()[:LONGER_CUTS])
+        if longer.leak is not None:
+            return _describe_leak(longer, longer.leak)
     if trial.leak is not None:
         return _describe_leak(trial, trial.leak)
     which = f"each of {length} tokens" if count >= length - 2 else f"{count} of {length} tokens"
     sentence = f"exchanged tokens change no earlier score, at {which}"
+    if longer is not None:
+        sentence += f" and {LONGER_CUTS} of {LONGER}"
     return _row("causal-stream", passed=True, sentence=sentence, measured=trial.worst_change, tolerance=trial.tolerance)
 
 
@@ -192,6 +203,11 @@ def normalized(trial: ScorerTrial) -> ContractRow:
     """The probabilities that the tokens of the vocabulary would have at a position sum to at most 1."""
     vocab = trial.options.vocab
     sums = trial.sums
+    longer = trial.with_longer_stream()
+    if longer is not None:
+        # in the second half, where a table has seen most
+        positions = [cut for cut in longer.shuffled_cuts() if cut > LONGER // 2]
+        sums = [*sums, *longer.sums_at(positions[:LONGER_POSITIONS])]
     worst = max(sums, key=_excess)
     allowed = 1 + SUM_TOLERANCE + worst.rounding
     if _excess(worst) > 0:

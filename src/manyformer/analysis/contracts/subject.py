@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, final
@@ -14,6 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from manyformer.analysis.contracts.isolation import (
+    OwnValues,
+    constant_parameters,
+    name_constants,
+    perturbing_constants,
+)
 from manyformer.base.errors import UserError
 from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
 
@@ -68,6 +74,7 @@ class Subject(ABC):
     `runs_every_input`, a contract in which the model raises an exception is not run instead of failed, unless it is
     one of `must_run`. `notes` maps contracts, whose failures are told but are none, to the reasons.
     `default_length` is the length of all sequences if none is given, besides a few that show leaks beyond it.
+    `perturbed` names the parameters that a session perturbs, and within it `own_values` are those that they had.
     With `columns_count`, outputs may depend on how many columns of padding are before them, but not on its contents.
     `seconds_per_token` bounds the number of exchanges of a slow model; 0 leaves none out.
     `assumptions` are sentences about what was found out about the model instead of being told."""
@@ -82,6 +89,8 @@ class Subject(ABC):
     length_multiple: int = 1
     default_length: int | None = None
     seconds_per_token: float = 0.0
+    perturbed: tuple[str, ...] = ()
+    own_values: OwnValues = ()
     seed: int = 0
     takes_source: bool = False
     per_token: bool = True
@@ -247,6 +256,7 @@ class AdapterSubject(Subject):
             logits_module = adapter.logits
         # the module itself may be the callable: then its parameters are known without being named
         self.module = adapter.module or logits_module
+        self.perturbed = () if self.module is None else tuple(constant_parameters(self.module))
         self.name = adapter.name or ("module" if self.module is None else type(self.module).__name__)
         self.max_length = adapter.max_length
         self.chunked = adapter.chunked
@@ -260,6 +270,20 @@ class AdapterSubject(Subject):
             "module": self.module or "the adapter has no `module`",
         }
         self.not_promised = {name: reason for name, reason in reasons.items() if isinstance(reason, str)} | NOT_PROMISED
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Which parameters are perturbed: an adapter says everything else."""
+        return (name_constants(self.perturbed),) if self.perturbed else ()
+
+    @contextmanager
+    def session(self) -> Iterator[None]:
+        """Perturb constant parameters of the module, which would hide what is behind them; on exit restore them."""
+        if self.module is None:
+            yield
+        else:
+            with perturbing_constants(self.module) as self.own_values:
+                yield
 
     def forward(self, inputs: Inputs, state: State = None) -> SubjectOutput:
         adapter = self.adapter

@@ -59,6 +59,14 @@ def join_names(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMES]) + (f" and {omitted} more" if omitted > 0 else "")
 
 
+def join_numbers(numbers: Sequence[int]) -> str:
+    """The numbers as text: "3, 13 and 33"."""
+    *first, last = (str(number) for number in numbers)
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
+
+
 @final
 @dataclass(frozen=True)
 class ContractTrial:

@@ -325,10 +325,10 @@ def _with_published_size(name: str, size: PublishedSize) -> Recipe:
         return base.build(**{**defaults, **keywords})
 
     parameters = inspect.signature(base.build).parameters.values()
-    signature = inspect.Signature(
+    changed = [
         parameter.replace(default=defaults.get(parameter.name, parameter.default)) for parameter in parameters
-    )
-    build_with_size.__signature__ = signature  # type: ignore[attr-defined]
+    ]
+    build_with_size.__signature__ = inspect.Signature(changed)  # type: ignore[attr-defined]
     return Recipe(replace(base.card, name=name, title=f"{size.title} ({size.recipe})"), build_with_size)
 
 
