@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.analysis.contracts.cache_forms import FIRST_STEP_TOLERANCE, FoundCache, find_cache
-from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, find_form
+from manyformer.analysis.contracts.call_forms import FoundForm, NoFormFound, TableLookups, find_form
 from manyformer.analysis.contracts.isolation import (
     constant_parameters,
     name_constants,
@@ -31,10 +31,16 @@ from manyformer.analysis.contracts.subject import (
     seed_everything,
 )
 from manyformer.base.errors import UserError
-from manyformer.nn.model_inputs import Inputs, State, tree_map
+from manyformer.nn.model_inputs import PADDING_SEGMENT, Inputs, State, tree_map
 
 EXAMPLE_LENGTH = 32
 """The length of the sequence that shows how a module rounds."""
+
+BLOCK = 64
+"""A number of columns that is a multiple of most blocks and windows."""
+
+ODD_SHIFT = 5
+SHIFT_TOLERANCE = 1e-3
 
 TIMED_ROWS = 4
 """The number of rows in the call that is timed: many rows take less time for each token than one."""
@@ -165,7 +171,7 @@ class FoundSubject(Subject):
             self.cache: FoundCache | str = find_cache(module, self.found)
             self.row_axes = _row_axes(self)
             self.masks = find_masks(module, self.found)
-            self.columns_count = self.masks.columns_count
+            self.columns_count = self.masks.columns_count or self._counts_columns()
             self.exact = has_float64_twin(module, self._example)
             self.float64_decides = self.exact
             start = time.perf_counter()
@@ -181,6 +187,35 @@ class FoundSubject(Subject):
         generator = torch.Generator().manual_seed(0)
         tokens = torch.randint(len(self.token_ids), (rows, length), generator=generator)
         return self(Inputs(tokens.to(self.device))).logits
+
+    def _counts_columns(self) -> bool:
+        """Whether padding on the left moves positions or blocks, by the tables that are looked up and by trial."""
+        length = max(EXAMPLE_LENGTH, self.min_length)
+        lookups = TableLookups()
+        with lookups:
+            self._shifts_alike(ODD_SHIFT)
+        columns = torch.arange(ODD_SHIFT + length, device=self.device)
+        if any(torch.equal(torch.unique(lookup.ids), columns) for lookup in lookups.lookups):
+            return True
+        # whole blocks of padding change nothing, parts of one do
+        return self._shifts_alike(BLOCK) and not self._shifts_alike(ODD_SHIFT)
+
+    def _shifts_alike(self, padding: int) -> bool:
+        """Whether a text gives about the same after this many columns of padding as alone."""
+        length = max(EXAMPLE_LENGTH, self.min_length)
+        if self.masks.padding is None or (self.max_length is not None and padding + length > self.max_length):
+            return False
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(len(self.token_ids), (1, padding + length), generator=generator).to(self.device)
+        segments = torch.zeros_like(tokens)
+        segments[:, :padding] = PADDING_SEGMENT
+        try:
+            alone = self(Inputs(tokens[:, padding:])).logits
+            padded = self(Inputs(tokens, segments)).logits[:, padding:]
+        # a length that the module refuses
+        except Exception:
+            return False
+        return bool((padded - alone).abs().max() <= SHIFT_TOLERANCE * alone.abs().max())
 
     def _reasons(self, *, causal: bool) -> dict[str, str]:
         """Why this module does not promise what other modules do."""
