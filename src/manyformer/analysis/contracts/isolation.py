@@ -144,15 +144,18 @@ def _plain_tensors(value: Any, depth: int = 0) -> Iterator[Tensor]:
 def training_mode(module: nn.Module) -> Iterator[None]:
     """Set training mode; on exit restore evaluation mode and all values, and remove gradients."""
     # a whole step is taken back: weights as well as running statistics; by tensor, because a call may replace buffers
-    weights = [(weight, weight.detach().clone()) for weight in module.parameters()]
+    weights = list(module.parameters())
+    copies = {id(weight): weight.detach().clone() for weight in weights if id(weight) not in _CONVERTED}
     with restoring_attributes(module), restoring_buffers(module):
         module.train()
         try:
             yield
         finally:
             with torch.no_grad():
-                for weight, value in weights:
-                    _restore(weight, value)
+                for weight in weights:
+                    # a weight that is converted has its own values beside it: a third copy of all would be too much
+                    value = copies.get(id(weight))
+                    _restore(weight, _CONVERTED[id(weight)].to(weight.dtype) if value is None else value)
             module.eval()
             module.zero_grad(set_to_none=True)
 
@@ -234,6 +237,10 @@ def perturbing_constants(module: nn.Module) -> Iterator[OwnValues]:
                 weight.copy_(value)
 
 
+_CONVERTED: dict[int, Tensor] = {}
+"""The data of the tensors that `in_dtype` has converted and not yet restored, by the identity of the tensor."""
+
+
 @contextmanager
 def in_dtype(module: nn.Module | None, dtype: torch.dtype | None) -> Iterator[None]:
     """Convert all floating parameters and buffers to `dtype` in place, so that closures over the module use it too."""
@@ -246,9 +253,11 @@ def in_dtype(module: nn.Module | None, dtype: torch.dtype | None) -> Iterator[No
         for tensor, data in original:
             # in place of the tensor's data, because closures of an adapter hold the same tensor objects
             tensor.data = data.to(dtype)
+            _CONVERTED[id(tensor)] = data
         yield
     finally:
         for tensor, data in original:
+            _CONVERTED.pop(id(tensor), None)
             # a gradient in the other dtype cannot stay beside restored weights
             tensor.grad = None
             tensor.data = data
