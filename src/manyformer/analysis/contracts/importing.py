@@ -8,6 +8,7 @@ import ast
 import importlib
 import importlib.util
 import linecache
+import re
 import signal
 import sys
 import sysconfig
@@ -341,10 +342,14 @@ def describe_error(error: BaseException, doing: str, root: Path) -> str:
     return f"{where}{doing} raised {kind}{': ' if message else ''}{message}{code}{hint}"
 
 
+WANTS_CUDA = re.compile(r"CUDA|cuda|NVIDIA driver")
+"""What errors say of code that asks for a GPU of this maker where there is none."""
+
+
 def _wants_cuda(error: BaseException, message: str) -> bool:
-    if torch.cuda.is_available() or not isinstance(error, RuntimeError | AssertionError | ValueError):
+    if torch.accelerator.is_available() or not isinstance(error, RuntimeError | AssertionError | ValueError):
         return False
-    return any(words in message for words in ("CUDA", "NVIDIA driver", "cuda"))
+    return WANTS_CUDA.search(message) is not None
 
 
 def _missing_sentence(error: ModuleNotFoundError, frame: traceback.FrameSummary | None, root: Path) -> str:
