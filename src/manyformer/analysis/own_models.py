@@ -98,9 +98,9 @@ def check(
     `model` is a recipe's name (built with tiny sizes, perturbed parameters and `keywords`), the folder of a run or a
     saved model, a model, a Hugging Face model, an `Adapter`, or any other module, whose form of call is found by trial:
     `vocabulary` and `max_length` are not looked for if they are given, and `causal=False` is an encoder. `length` is
-    the length of all sequences, by default 64 tokens for such modules, else 48 in contracts of many steps and up to 512
-    in causality contracts, which exchange each of these tokens once and try a few exchanges in up to 2048. `only` and
-    `skip` name contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a
+    the length of all sequences, by default 64 tokens for such modules, else 48 in contracts of many steps, and up to
+    512 in causality contracts, for such modules as far as they are fast: each of these tokens is exchanged once, and a
+    few in up to 2048. `only` and `skip` name contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a
     folder. `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that
     cannot be checked.
     """

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -71,6 +71,12 @@ LONG_LENGTH = 512
 PROBE_LENGTH = 2048
 """The largest length of the sequences that show leaks beyond `LONG_LENGTH`, if the model allows it."""
 
+LONGER_LENGTHS = (128, 256, LONG_LENGTH)
+"""Lengths of causality contracts of a model whose speed is measured, as far as `EXCHANGE_SECONDS` suffice."""
+
+EXCHANGE_SECONDS = 1.5
+"""The time that exchanging each token of a sequence once may take, where the model's speed decides its length."""
+
 MIN_LENGTH = 12
 """The least length: below it, the documents of the packing contracts would be empty."""
 
@@ -92,10 +98,11 @@ def check(
 
     `model` is a Hugging Face model, an `Adapter`, a `Subject`, or any other module, whose form of call is found by
     trial: `vocabulary` and `max_length` are not looked for if they are given, and `causal=False` is an encoder.
-    `length` is the length of all sequences, by default 64 tokens for such modules, else 48 in contracts of many steps
-    and up to 512 in causality contracts, which exchange each of these tokens once and try a few exchanges in up to
-    2048. `only` and `skip` name contracts; "compile" takes seconds, and "learns" runs only if it is named. `on_row` is
-    called with each finished row. The model is left unchanged. Raises UserError for a model that cannot be checked.
+    `length` is the length of all sequences, by default 64 tokens for such modules, else 48 in contracts of many steps,
+    and up to 512 in causality contracts, for such modules as far as they are fast: each of these tokens is exchanged
+    once, and a few in up to 2048. `only` and `skip` name contracts; "compile" takes seconds, and "learns" runs only if
+    it is named. `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model
+    that cannot be checked.
     """
     subject = find_subject(model, {"vocabulary": vocabulary, "max_length": max_length, "causal": causal})
     selected = _select_contracts(only, skip)
@@ -183,8 +190,14 @@ def _choose_lengths(subject: Subject, length: int | None) -> CheckLengths:
         long = round_length(LONG_LENGTH)
     else:
         steps = round_length(max(subject.default_length, subject.min_length))
-        long = steps
+        long = _affordable_length(subject, [steps, *map(round_length, LONGER_LENGTHS)])
     return CheckLengths(steps, long, probe if probe > long else None)
+
+
+def _affordable_length(subject: Subject, lengths: Sequence[int]) -> int:
+    """The greatest of the lengths at which exchanging each token once takes little time; at least the first."""
+    affordable = [length for length in lengths if length**2 * subject.seconds_per_token <= EXCHANGE_SECONDS]
+    return max([lengths[0], *affordable])
 
 
 def _row_without_run(contract: Contract, subject: Subject, rows: list[ContractRow]) -> ContractRow | None:
