@@ -100,9 +100,9 @@ def check(
     `vocabulary` and `max_length` are not looked for if they are given, and `causal=False` is an encoder. `length` is
     the length of all sequences, by default 64 tokens for such modules, else 48 in contracts of many steps, and up to
     512 in causality contracts, for such modules as far as they are fast: each of these tokens is exchanged once, and a
-    few in up to 2048. `only` and `skip` name contracts; "compile" takes seconds, and "learns" runs only if it is named. `device` is for a name or a
-    folder. `on_row` is called with each finished row. The model is left unchanged. Raises UserError for a model that
-    cannot be checked.
+    few in up to 2048. `only` and `skip` name contracts; "compile" takes seconds, and "learns" runs only if it is named.
+    `device` is for a name or a folder. `on_row` is called with each finished row. The model is left unchanged. Raises
+    UserError for a model that cannot be checked.
     """
     subject = find_own_subject(model, keywords or {}, seed, device)
     return check_subject(
