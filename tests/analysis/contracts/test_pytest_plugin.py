@@ -72,7 +72,7 @@ def test_each_contract_of_each_named_model_is_a_test(project: pytest.Pytester, m
 
 def test_contracts_run_beside_tests_and_are_selected_like_tests(project: pytest.Pytester) -> None:
     name_models(project, "project_models:honest --length 16 --skip compile")
-    project.makepyfile(test_own="def test_own(): pass")
+    project.makepyfile(test_own_of_project="def test_own(): pass")
     project.runpytest().assert_outcomes(passed=1)
     project.runpytest("--contracts", "-k", "causal-gradient or test_own").assert_outcomes(passed=2)
     result = project.runpytest("--contracts", "--strict-markers", "-m", "contracts", "-k", "repeatable or seed")
@@ -107,7 +107,7 @@ def test_a_model_that_cannot_be_built_fails_with_what_it_raised(project: pytest.
 def test_fixtures_pass_honest_models_and_name_what_others_break(project: pytest.Pytester) -> None:
     name_models(project)
     project.makepyfile(
-        test_models="""
+        test_checked_with_fixtures="""
         import pytest
         from project_models import honest, leaking
 
@@ -130,7 +130,7 @@ def test_fixtures_pass_honest_models_and_name_what_others_break(project: pytest.
     result = project.runpytest()
     result.assert_outcomes(passed=4, failed=2)
     result.stdout.fnmatch_lines(["E*ContractBroken: Mixer at 16 tokens:", "E*causal: the future leaks: *"])
-    result.stdout.fnmatch_lines(["FAILED test_models.py::test_length*"])
+    result.stdout.fnmatch_lines(["FAILED test_checked_with_fixtures.py::test_length*"])
 
 
 def test_both_packages_with_this_plugin_collect_once(project: pytest.Pytester, tmp_path: Path) -> None:
