@@ -119,7 +119,9 @@ def regularized_directions(count: int, key_dim: int, generator: torch.Generator)
 def _orthogonal_units(count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
     """Vectors of length 1, uniform over all directions, orthogonal in blocks of `key_dim`."""
     blocks = -(-count // key_dim)
-    q, r = torch.linalg.qr(torch.randn(blocks, key_dim, key_dim, generator=generator, device="cpu"))
+    # torch has no decomposition of half precision
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    q, r = torch.linalg.qr(torch.randn(blocks, key_dim, key_dim, generator=generator, device="cpu", dtype=dtype))
     # with the signs of r's diagonal, q is uniform over all rotations
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     units: Tensor = q.mT.reshape(-1, key_dim)[:count]
