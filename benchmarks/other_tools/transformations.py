@@ -76,7 +76,8 @@ def second_derivative(subject: Subject) -> None:
         slope = sum((g * d).sum() for g, d in zip(first, direction) if g is not None and g.requires_grad)
         found = torch.autograd.grad(slope, weights, allow_unused=True)
     sides = []
-    step = 1e-5
+    # small enough that no unit of a ReLU changes its side
+    step = 1e-7
     for sign in (1, -1):
         with torch.no_grad():
             for weight, towards in zip(weights, direction):

@@ -198,8 +198,7 @@ class _RoundRunner:
         """`forward` in operations that torch can differentiate, all chunks at once."""
         chunks = self.visibility.rounds[round_index]
         q, k, v = self._gather_windows(self._fill_slots(round_index))
-        bias = _RoundMaskBias(self.visibility, round_index, q)(slice(0, q.shape[0]), self.scratch)
-        scores = q @ k.mT * self.scale + bias.clone()
+        scores = q @ k.mT * self.scale + _RoundMaskBias(self.visibility, round_index, q).of_all_chunks()
         # one more slot than there are, for padding
         y = F.pad((scores.softmax(-1) @ v).flatten(0, 1), (0, 0, 0, 1))
         lse = F.pad(scores.logsumexp(-1).flatten(), (0, 1), value=-torch.inf)
@@ -319,6 +318,17 @@ class _RoundMaskBias:
         for query_values, key_values in self._earlier:
             torch.sub(query_values[chunk_slice, :, None], key_values[chunk_slice, None], out=comparison)
             bias.add_(comparison.abs_().le_(self._visibility.lookback + self._visibility.lookahead), alpha=MASK_BIAS)
+        return bias
+
+    def of_all_chunks(self) -> Float[Tensor, "c m s"]:
+        """The additive mask of all chunks, in operations without buffers."""
+        query_values, key_values = self._bucket
+        excluded = (query_values[:, :, None] != key_values[:, None]).to(self._excluded.dtype)
+        bias = self._excluded + excluded * MASK_BIAS
+        reach = self._visibility.lookback + self._visibility.lookahead
+        for query_values, key_values in self._earlier:
+            is_scored = (query_values[:, :, None] - key_values[:, None]).abs() <= reach
+            bias = bias + is_scored.to(bias.dtype) * MASK_BIAS
         return bias
 
     def _values_of_slots(

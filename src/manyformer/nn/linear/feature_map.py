@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.nn.core import TokenPositions
+from manyformer.nn.runtime.handwritten_gradient import hides_values
 from manyformer.nn.runtime.head_selection import PerHeadTensors
 from manyformer.nn.runtime.training_hooks import PostStepUpdate
 
@@ -57,7 +58,7 @@ class RandomFeatures(FeatureMap, PerHeadTensors, PostStepUpdate):
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("matrix", torch.empty(heads, count, key_dim))
-        if not self.matrix.is_meta:
+        if not self.matrix.is_meta and not hides_values():
             self.matrix.copy_(self._draw_matrix(int(seed), 0))
 
     @abstractmethod
