@@ -16,6 +16,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 from gpu_results_page import gpu_results_page  # noqa: E402 - a module of this folder
 from host_reads_page import host_reads_page  # noqa: E402
+from in_other_tools_page import in_other_tools_page  # noqa: E402
 from leak_picture import leak_picture  # noqa: E402
 from ledger_page import ledger_page  # noqa: E402 - a module of this folder
 from suite_page import suite_page  # noqa: E402
@@ -106,6 +107,7 @@ PAGES = {
     "gpu-results.md": partial(gpu_results_page, MARK),
     "suite.md": suite_page,
     "host-reads.md": partial(host_reads_page, MARK),
+    "in-other-tools.md": partial(in_other_tools_page, MARK),
     "_static/leak.svg": leak_picture,
 }
 

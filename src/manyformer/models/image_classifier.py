@@ -46,8 +46,8 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
 
     `leading` learned tokens precede them: one is the paper's class token. They have positions too. Bytes from 0 to 255
     are mapped to -1 to 1, or normalized by the mean and the deviation of ImageNet; images of floating point numbers are
-    used as they are, in the model's precision. Raises ValueError if patches do not divide the image, for images of another size, and for
-    ImageNet's mean where there are not three channels.
+    used as they are, in the model's precision. Raises ValueError if patches do not divide the image, for images of
+    another size, and for ImageNet's mean where there are not three channels.
     """
 
     undecayed = ("leading",)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from manyformer.nn import ForgettingKernel, LinearKernel
 from manyformer.nn.linear.decay_gates import FixedDecay
+from manyformer.nn.runtime.device_reads import ConstantTensor
 
 GATES = {
     "kda": "rule.gate_projection.decay.up.weight",
@@ -37,7 +38,8 @@ def strong_model(recipe: str) -> nn.Module:
     with torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, FixedDecay) and name.endswith(GATES[recipe]):
-                module.log_decay = tuple(20 * decay for decay in module.log_decay)
+                strong = tuple(20 * decay for decay in module.log_decay.values)
+                module.log_decay = ConstantTensor(strong, torch.float64)
                 strengthened += 1
         for name, parameter in model.named_parameters():
             if name.endswith(GATES[recipe]):

@@ -38,18 +38,24 @@ class FixedDecay(DecayGate):
     def __init__(self, log_decay: Sequence[float]) -> None:
         super().__init__()
         # numbers, so that no change of the model's dtype makes decays less exact
-        self.log_decay = tuple(log_decay)
+        self.log_decay = ConstantTensor(tuple(log_decay), torch.float64)
+        # for devices that have no float64
+        self.rounded = ConstantTensor(tuple(log_decay), torch.float32)
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
-        log_decay = ConstantTensor(self.log_decay, wide_dtype(gate.device)).on(gate.device)
+        is_exact = wide_dtype(gate.device) == torch.float64
+        log_decay = (self.log_decay if is_exact else self.rounded).on(gate.device)
         return log_decay.to(gate.dtype)[:, None, None].expand(*gate.shape[:3], 1)
 
     @property
     def differs_by_head(self) -> bool:
-        return len(self.log_decay) > 1
+        return len(self.log_decay.values) > 1
 
     def keep_heads(self, selection: HeadSelection) -> None:
-        self.log_decay = tuple(self.log_decay[head] for head in selection.entries(len(self.log_decay)))
+        decays = self.log_decay.values
+        kept = tuple(decays[head] for head in selection.entries(len(decays)))
+        self.log_decay = ConstantTensor(kept, torch.float64)
+        self.rounded = ConstantTensor(kept, torch.float32)
 
 
 @final

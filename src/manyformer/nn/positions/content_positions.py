@@ -110,19 +110,21 @@ class GraphPairPosition(Position, PerHeadTensors):
     def __init__(self, heads: int) -> None:
         super().__init__()
         # the heads that remain where some are removed
-        self.head_numbers = tuple(range(heads))
+        self.head_numbers = ConstantTensor(tuple(range(heads)), torch.long)
 
     @property
     def differs_by_head(self) -> bool:
-        return len(self.head_numbers) > 1
+        return len(self.head_numbers.values) > 1
 
     def keep_heads(self, selection: HeadSelection) -> None:
-        self.head_numbers = tuple(self.head_numbers[head] for head in selection.entries(len(self.head_numbers)))
+        numbers = self.head_numbers.values
+        kept = tuple(numbers[head] for head in selection.entries(len(numbers)))
+        self.head_numbers = ConstantTensor(kept, torch.long)
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> PairScores:
         if query_positions.pair_scores is None:
             raise ValueError("this layer needs the scores of pairs of nodes, which GraphormerEncoding computes")
-        head_numbers = ConstantTensor(self.head_numbers, torch.long).on(logits.device)
+        head_numbers = self.head_numbers.on(logits.device)
         return logits + query_positions.pair_scores.index_select(2, head_numbers).transpose(1, 2)

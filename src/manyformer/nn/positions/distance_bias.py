@@ -44,7 +44,7 @@ class AlibiPosition(Position, PerHeadTensors):
         power_of_two = 1 << (heads.bit_length() - 1)
         exponents = [2 * n for n in range(1, power_of_two + 1)] + [2 * n + 1 for n in range(heads - power_of_two)]
         # integers, so that no change of the model's dtype makes slopes less exact
-        self.exponents = tuple(exponents)
+        self.exponents = ConstantTensor(tuple(exponents), torch.long)
         # gives the device and the precision of the model, which has no parameter here; its value means nothing
         self.register_buffer("model_marker", torch.zeros(()), persistent=False)
         self.model_marker: Tensor
@@ -53,15 +53,17 @@ class AlibiPosition(Position, PerHeadTensors):
     @property
     def slopes(self) -> Float[Tensor, " h"]:
         """The slope of each head, in float32, or in float64 for a model of that precision."""
-        exponents = ConstantTensor(self.exponents, torch.long).on(self.model_marker.device)
+        exponents = self.exponents.on(self.model_marker.device)
         return torch.exp2(exponents.to(table_dtype(self.model_marker.dtype)) * self.exponent_scale)
 
     @property
     def differs_by_head(self) -> bool:
-        return len(self.exponents) > 1
+        return len(self.exponents.values) > 1
 
     def keep_heads(self, selection: HeadSelection) -> None:
-        self.exponents = tuple(self.exponents[head] for head in selection.entries(len(self.exponents)))
+        exponents = self.exponents.values
+        kept = tuple(exponents[head] for head in selection.entries(len(exponents)))
+        self.exponents = ConstantTensor(kept, torch.long)
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
@@ -73,7 +75,7 @@ class AlibiPosition(Position, PerHeadTensors):
         return DistanceTerms(lookback, lookahead, bias=-self.slopes[:, None] * distances)
 
     def extra_repr(self) -> str:
-        return f"{len(self.exponents)} heads"
+        return f"{len(self.exponents.values)} heads"
 
 
 @final
@@ -101,13 +103,14 @@ class T5BiasPosition(Position, PerHeadTensors):
                 "the number of distances with a separate bucket"
             )
         self.direction: BiasDirection = direction
-        self.edges = tuple(bucket_edges(buckets_per_direction, max_distance))
-        self.max_distance: int = self.edges[-1]
+        edges = bucket_edges(buckets_per_direction, max_distance)
+        self.edges = ConstantTensor(tuple(edges), torch.long)
+        self.max_distance: int = edges[-1]
         self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
 
     def bucket_index(self, distances: Int[Tensor, "*p"]) -> Int[Tensor, "*p"]:
         """The bucket of each signed distance (key position minus query position)."""
-        edges = ConstantTensor(self.edges, torch.long).on(distances.device)
+        edges = self.edges.on(distances.device)
         if self.direction == "past":
             return torch.bucketize(-distances, edges, right=True)
         # later keys have the second half of the table

@@ -1,0 +1,50 @@
+"""The matrix of recipes in other tools: some cells of it, and that a wrong cell is found. CI computes a tenth of it."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS))
+
+from other_tools.cells import COLUMNS, ToolCell  # noqa: E402 - scripts of that folder
+from other_tools.subject import Subject, WrongResult  # noqa: E402
+
+QUICK = ["own loop", "bf16", "meta", "functional_call", "second derivative", "vmap gradients", "make_fx"]
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("recipe", ["llama", "mamba-2", "transformer"])
+def test_a_recipe_is_right_in_other_tools(recipe: str) -> None:
+    for column in QUICK:
+        assert ToolCell(recipe, column).result()["result"] == "right", column
+
+
+def test_a_wrong_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shifted(nn.Module):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__()
+            self.model = model
+            self.calls = 0
+
+        def forward(self, *inputs: torch.Tensor) -> object:
+            output = self.model(*inputs)
+            self.calls += 1
+            # every call but the first is a little off
+            return output._replace(logits=output.logits + 0.001 * (self.calls > 1))
+
+    plain = Subject.model
+    monkeypatch.setattr(Subject, "inputs", lambda self, model, **options: (torch.arange(12).view(2, 6),))
+    monkeypatch.setattr(Subject, "model", lambda self, **keywords: Shifted(plain(self, **keywords)))
+    with pytest.raises(WrongResult, match="with hooks"):
+        COLUMNS["hooks"](Subject("llama"))
+
+
+def test_no_kept_cell_is_wrong() -> None:
+    kept = json.loads((BENCHMARKS.parent / "docs" / "in_other_tools.json").read_text())
+    assert [(name, column) for name, row in kept.items() for column in row if row[column]["result"] == "wrong"] == []
