@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from manyformer.base.errors import UserError
 from manyformer.models.embedding import positions_of
 from manyformer.nn.core import PADDING_SEGMENT, Context, GraphEdges
-from manyformer.nn.runtime.device_reads import is_readable, reads_are_free
+from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import float64_device
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
-from manyformer.nn.runtime.torch_internals import is_traced
+from manyformer.nn.runtime.torch_internals import lacks_numbers
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 NO_EDGE = -1
@@ -61,7 +61,7 @@ def sort_edges(
         else:
             edge_features = edge_features.index_select(0, chosen)
     elif not edges.is_meta:
-        if not reads_are_free(edges) and is_traced():
+        if edges.device.type == "cpu" and lacks_numbers(edges):
             raise UserError(
                 "the number of edges of a graph is data, which vmap, fake tensors and traced graphs do not know: "
                 "compute graphs one after another, with their numbers"
@@ -287,7 +287,7 @@ class _SparseProduct(HandwrittenGradient):
         return None, None, weight_gradient.index_add_(0, columns[rows, slots], messages)
 
     @classmethod
-    def plain(cls, *arguments: Any) -> Tensor:
+    def plain(cls, *arguments: Any) -> Any:
         values, columns, weight = arguments
         return (values[..., None] * F.embedding(columns, weight)).sum(1)
 

@@ -49,7 +49,7 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
         if inputs and hasattr(inputs[0], "target_count"):
             return self.loss_or_score(*inputs, **options)
         output = forward(self, *inputs, **options)
-        if torch.jit.is_tracing():
+        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             # what it records are tensors alone: no state, and no auxiliary loss that is a number
             return tuple(part for part in output if isinstance(part, Tensor))
         if torch.compiler.is_exporting():
@@ -178,7 +178,7 @@ class Model(nn.Module, ABC, Generic[B]):
         could not put them back. Several names of one weight in different modules stay what they are."""
         if not remove_duplicate:
             memo = set()
-        return super().named_modules(memo, prefix)
+        yield from super().named_modules(memo, prefix)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Load weights as any module does; with `assign`, also into a model that was built without memory."""

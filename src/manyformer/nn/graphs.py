@@ -279,7 +279,7 @@ class _EdgeSoftmax(HandwrittenGradient):
         return product - weights * sums.index_select(0, targets), None, None
 
     @classmethod
-    def plain(cls, *arguments: Any) -> Tensor:
+    def plain(cls, *arguments: Any) -> Any:
         scores, targets, nodes = arguments
         index = targets[:, None].expand_as(scores)
         highest = scores.new_full((nodes, scores.shape[1]), -torch.inf).scatter_reduce(

@@ -134,7 +134,7 @@ class _ChunkGatherAttention(HandwrittenGradient):
         return *grads, None, None
 
     @classmethod
-    def plain(cls, *arguments: Any) -> Tensor:
+    def plain(cls, *arguments: Any) -> Any:
         q, k, v, visibility, scale = arguments
         runner = _RoundRunner(q, k, v, visibility, scale, None)
         with autocast_disabled(q.device):

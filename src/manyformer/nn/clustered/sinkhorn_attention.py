@@ -187,7 +187,7 @@ class _PairWithSorted(HandwrittenGradient):
         return grad_sort, grad_x.view(*grad_x.shape[:3], pair_size // 2, width)
 
     @classmethod
-    def plain(cls, *arguments: Any) -> Tensor:
+    def plain(cls, *arguments: Any) -> Any:
         sort, x = arguments
         return torch.cat([x[:, :, x.shape[2] - sort.shape[2] :], mix_blocks(sort, x)], 3)
 

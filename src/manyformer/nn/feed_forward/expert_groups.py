@@ -177,7 +177,7 @@ def dispatch_to_all(
 ) -> Float[Tensor, "n d"]:
     """Every expert processes every token, in operations whose shapes do not depend on what was chosen."""
     rows = x.expand(num_experts, *x.shape).flatten(0, 1)
-    y = run_experts(rows, ExpertBlocks(torch.arange(num_experts, device=x.device))).unflatten(0, (num_experts, -1))
+    y = run_experts(rows, ExpertBlocks(torch.arange(num_experts, device=x.device))).view(num_experts, x.shape[0], -1)
     # column 0 takes the weights of NO_EXPERT, which is -1
     dense_weights = weights.new_zeros(x.shape[0], num_experts + 1).scatter_add(1, experts + 1, weights)[:, 1:]
     return torch.einsum("end,ne->nd", y, dense_weights.to(y.dtype))

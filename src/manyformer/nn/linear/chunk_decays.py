@@ -465,7 +465,7 @@ class _DecayTable(HandwrittenGradient):
         return None, gradient_of_sums(dtable * table)
 
     @classmethod
-    def plain(cls, *arguments: Any) -> Tensor:
+    def plain(cls, *arguments: Any) -> Any:
         coarse, fine = arguments
         exponents = coarse - coarse.mT + fine - fine.mT
         return exponents.tril().clamp(max=1.0).exp().tril()

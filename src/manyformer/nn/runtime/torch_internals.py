@@ -32,6 +32,7 @@ __all__ = [
     "has_hooks",
     "is_traced",
     "is_transformed",
+    "lacks_numbers",
     "overflow_of",
     "real_tensors",
     "tensor_norms",
@@ -192,6 +193,15 @@ def is_traced() -> bool:
         modes = torch._C._TorchDispatchModeKey
         return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.FAKE, modes.PROXY))
     return torch._C._get_tracing_state() is not None
+
+
+def lacks_numbers(x: Tensor) -> bool:
+    """Whether `x` stands for the tensors of many calls, under `vmap`, or has a shape alone."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        if torch._C._functorch.is_batchedtensor(x):
+            return True
+        x = torch._C._functorch.get_unwrapped(x)
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def real_tensors() -> contextlib.AbstractContextManager[Any]:

@@ -375,7 +375,7 @@ class _SpanAttention(HandwrittenGradient):
         return grad_q, grad_k, grad_v, grad_ramp.sum_to_size(ramp.shape), grad_table, None, None
 
     @classmethod
-    def plain(cls, *arguments: Any) -> Tensor:
+    def plain(cls, *arguments: Any) -> Any:
         q, k, v, ramp, table, rows, scale = arguments
         width = ramp.shape[-1]
         band = DiagonalBand(rows.offset - width, width, q.shape[2], k.shape[2])
