@@ -21,7 +21,7 @@ NOTEBOOK_HEIGHT = 760
 
 LIVE_PROGRAM = "live.js"
 
-PROGRAM = ("page.js", "drawings.js", "start.js")
+PROGRAM = ("page.js", "drawings.js", "pictures.js", "start.js")
 """The files of the page's program, in the order in which they run; the page contains them and its style compressed."""
 
 
