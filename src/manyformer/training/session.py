@@ -63,6 +63,7 @@ from manyformer.training.process_group import (
     process_group_from_environment,
 )
 from manyformer.training.process_state import seed_everything
+from manyformer.training.run_checks import check_before_data
 from manyformer.training.run_folder import (
     RESULT_FILE,
     as_training_run,
@@ -169,6 +170,8 @@ class TrainingSession:
         if checkpoint is None and run.init_from is not None:
             # refused now, because data may take long to prepare
             read_spec(model_folder(run.init_from))
+        if checkpoint is None:
+            check_before_data(run, device)
         self._write_settings(checkpoint, device)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         # the main process writes the prepared data, which the others then read
