@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jaxtyping
 import pytest
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,10 @@ def switch_often() -> Iterator[None]:
     """Threads of Python take turns after a few operations, so that one that is out of turn shows."""
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
+    # the checks of shapes, which tests alone have, are no work of several threads
+    jaxtyping.config.update("jaxtyping_disable", True)
     yield
+    jaxtyping.config.update("jaxtyping_disable", False)
     sys.setswitchinterval(interval)
 
 
@@ -135,7 +139,9 @@ def test_a_table_that_another_thread_replaces_by_a_shorter_one_is_used_as_it_was
 
 
 def test_constants_that_threads_make_at_once_have_names_of_their_own() -> None:
-    lists = at_once(lambda number: [ConstantTensor((float(number), float(index)), torch.float64) for index in range(50)])
-    constants = [constant for constants in lists for constant in constants]
+    def make(number: int) -> list[ConstantTensor]:
+        return [ConstantTensor((float(number), float(index)), torch.float64) for index in range(50)]
+
+    constants = [constant for constants in at_once(make) for constant in constants]
     assert len({constant.name for constant in constants}) == len(constants)
     assert all(constant.on(torch.device("cpu")).tolist() == list(constant.values) for constant in constants)
