@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.base.spaces import ObservationSpace, PixelSpace
 from manyformer.nn.decoding.acting_step import bind_rows
-from manyformer.nn.runtime.torch_internals import is_plain
+from manyformer.nn.runtime.torch_internals import is_plain, weight_dtype
 
 PIXEL_CHANNELS = (16, 32, 32)
 """The channels of the convolutions over pixels, each of which halves height and width."""
@@ -116,7 +116,7 @@ class ObservationEmbedding(nn.Module):
     @property
     def observation_dtype(self) -> torch.dtype:
         """The dtype of the weights, to which observations are converted."""
-        return next(self.observation.parameters()).dtype
+        return weight_dtype(self.observation)
 
 
 def _pixel_projection(space: PixelSpace, dim: int) -> nn.Sequential:

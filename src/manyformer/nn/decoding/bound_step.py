@@ -10,7 +10,7 @@ a window and to an encoder, 0.4 with a bias by distance, and 0.75 with linear ke
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 import torch
@@ -104,6 +104,26 @@ def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
         attributes["_modules"] = parts
         attributes.update({**module._parameters, **module._buffers, **parts})
     return twins[module]
+
+
+@final
+class ModuleParts:
+    """The modules inside of a module and their hooks, which may become others after it was bound.
+
+    Asked at every token: containers are compared as wholes, since a loop over modules takes as long as a layer."""
+
+    def __init__(self, module: nn.Module) -> None:
+        modules = list(module.modules())
+        hooks = [hooks for part in modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        children = [part._modules for part in modules]
+        # modules with hooks are called as modules already
+        self._empty = [container for container in (*hooks, *children) if not container]
+        self._children = [container for container in children if container]
+        self._bound_children = [dict(container) for container in self._children]
+
+    def have_changed(self) -> bool:
+        """Whether a module has its first hook or a part that it had not."""
+        return any(self._empty) or self._children != self._bound_children
 
 
 def _refers_to_modules(module: nn.Module) -> bool:
