@@ -95,12 +95,12 @@ class GivenModel:
 def as_given_model(source: Any, loss_fn: LossFn | None = None) -> GivenModel:
     """The model of a recipe's name, a module, or a class or function that gives one. Raises UserError."""
     if isinstance(source, str):
-        given = GivenModel(get_recipe(source))
+        model = GivenModel(get_recipe(source))
     elif isinstance(source, Model):
         if not hasattr(source, "spec"):
             problem = f"this {type(source).__name__} was not built by a recipe, so a run cannot be continued with it"
             raise UserError(f"{problem}; train the models inside it")
-        given = GivenModel(get_recipe(source.spec.recipe), dict(source.spec.keywords), source)
+        model = GivenModel(get_recipe(source.spec.recipe), dict(source.spec.keywords), source)
     elif isinstance(source, nn.Module):
         return GivenModel(register_own(f"{OWN_PREFIX}{type(source).__name__}", lambda: source, loss_fn))
     elif callable(source):
@@ -112,8 +112,8 @@ def as_given_model(source: Any, loss_fn: LossFn | None = None) -> GivenModel:
     else:
         raise UserError(f"the model is a {type(source).__name__}; give an nn.Module, or a class that builds one")
     if loss_fn is not None:
-        raise UserError(f"loss is for modules of your own; {given.name} computes its loss itself")
-    return given
+        raise UserError(f"loss is for modules of your own; {model.name} computes its loss itself")
+    return model
 
 
 def run_of(model: GivenModel, overrides: Sequence[str] | Mapping[str, Any]) -> RunConfig:
@@ -180,8 +180,8 @@ class GivenTraining:
         """The training of a model with this data. Raises UserErrors."""
         if data is None:
             raise UserError("a model that is given as an object needs data=, such as a DataLoader; a run names its own")
-        given = as_given_model(model, loss_fn)
-        return cls(given, run_of(given, overrides), data, eval_data)
+        source = as_given_model(model, loss_fn)
+        return cls(source, run_of(source, overrides), data, eval_data)
 
     def build_model(self, run: RunConfig, data: OpenedData, device: torch.device) -> Model:
         """The model of the run, which decides what its batches are made of."""

@@ -181,8 +181,9 @@ class GivenSource:
         self.is_read_once = isinstance(data, Iterator)
         self._loaders = [data, *(getattr(data, name, None) for name in ("sampler", "batch_sampler", "dataset"))]
         self._loaders.append(getattr(getattr(data, "batch_sampler", None), "sampler", None))
-        found = [getattr(part, "generator", None) for part in self._loaders]
-        self.generators = list(dict.fromkeys(one for one in found if isinstance(one, torch.Generator)))
+        attributes = [getattr(part, "generator", None) for part in self._loaders]
+        generators = [value for value in attributes if isinstance(value, torch.Generator)]
+        self.generators = list(dict.fromkeys(generators))
 
     @property
     def has_rows(self) -> bool:
@@ -280,9 +281,9 @@ class GivenFeed(TrainingFeed):
         for raw in self._iterator:
             return raw
         if self._source.is_read_once or not self.batch:
-            given = f"data gave {self.batch:,} batches"
+            problem = f"data gave {self.batch:,} batches and has no more, and the run goes on"
             remedy = "give something that can be read again (a list, a DataLoader, a function that gives an iterator)"
-            raise UserError(f"{given} and has no more, and the run goes on; {remedy}, or set limits.steps to fewer")
+            raise UserError(f"{problem}; {remedy}, or set limits.steps to fewer")
         self.epoch += 1
         self.batch = 0
         self._begin()
@@ -368,7 +369,7 @@ class GivenHeldOut(HeldOutBatches):
             yield share_of(self._to_batch(raw), self._share)
 
     def shard(self, rank: int, world_size: int) -> Self:
-        other = type(self)(None, self._to_batch, ProcessShare(rank, world_size))
-        other._source = self._source
-        other._kept = self._kept
-        return other
+        part = type(self)(None, self._to_batch, ProcessShare(rank, world_size))
+        part._source = self._source
+        part._kept = self._kept
+        return part

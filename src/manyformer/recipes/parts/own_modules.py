@@ -69,7 +69,7 @@ def parts_of_output(output: Any) -> CallParts:
     )
 
 
-class Outcome(NamedTuple):
+class ModuleLoss(NamedTuple):
     """The summed loss of a batch, the auxiliary loss, and how many targets were predicted, of how many."""
 
     total: Tensor
@@ -98,23 +98,23 @@ class OwnModule(Model[Batch]):
         return self.module(*inputs, **options)
 
     def loss(self, batch: Batch, *, label_smoothing: float = 0.0, state: State = None) -> BatchLoss:
-        given = as_given(batch)
-        outcome = self._outcome(given, label_smoothing)
-        targets = torch.tensor(given.targets, device=outcome.total.device)
-        return BatchLoss(outcome.total, targets, outcome.extra)
+        call = as_call(batch)
+        result = self._module_loss(call, label_smoothing)
+        targets = torch.tensor(call.targets, device=result.total.device)
+        return BatchLoss(result.total, targets, result.extra)
 
     def score(self, batch: Batch, *, state: State = None) -> BatchScore:
-        given = as_given(batch)
-        outcome = self._outcome(given, 0.0)
-        device = outcome.total.device
+        call = as_call(batch)
+        result = self._module_loss(call, 0.0)
+        device = result.total.device
         return BatchScore(
-            outcome.total,
-            torch.tensor(given.targets, device=device),
-            torch.as_tensor(outcome.correct, device=device),
-            others={CLASSIFIED: torch.tensor(outcome.classified, device=device)},
+            result.total,
+            torch.tensor(call.targets, device=device),
+            torch.as_tensor(result.correct, device=device),
+            others={CLASSIFIED: torch.tensor(result.classified, device=device)},
         )
 
-    def _outcome(self, batch: GivenBatch, label_smoothing: float) -> Outcome:
+    def _module_loss(self, batch: GivenBatch, label_smoothing: float) -> ModuleLoss:
         arguments = batch.arguments
         if self._takes_target and batch.target is not None and not batch.is_shifted:
             arguments = (*arguments, batch.target)
@@ -134,14 +134,14 @@ class OwnModule(Model[Batch]):
         correct = ((logits.argmax(-1) == target) & (target != IGNORE_INDEX)).sum()
         # a process without rows takes part with a loss of 0
         weight = float(batch.targets > 0)
-        return Outcome(total * weight, parts.extra, correct, batch.targets)
+        return ModuleLoss(total * weight, parts.extra, correct, batch.targets)
 
-    def _of_mean(self, loss: Tensor, batch: GivenBatch, label_smoothing: float) -> Outcome:
+    def _of_mean(self, loss: Tensor, batch: GivenBatch, label_smoothing: float) -> ModuleLoss:
         if label_smoothing:
             self._refuse("computes its loss itself, so loss.label_smoothing has no effect; leave it out")
         if loss.ndim:
             self._refuse(f"gives a loss of shape {tuple(loss.shape)}; it must be one number, the mean over the batch")
-        return Outcome(loss.float() * batch.targets, 0.0, 0.0, 0)
+        return ModuleLoss(loss.float() * batch.targets, 0.0, 0.0, 0)
 
     def _aligned(self, logits: Tensor, batch: GivenBatch) -> tuple[Tensor, Tensor]:
         """The logits (n, classes) and their targets (n,). Raises UserError for shapes that do not fit."""
@@ -177,7 +177,7 @@ class OwnModule(Model[Batch]):
             save_model(self.module, str(file))
 
 
-def as_given(batch: Batch) -> GivenBatch:
+def as_call(batch: Batch) -> GivenBatch:
     """A batch of the library's own data as the call of a module: its first field, and its second as the target.
 
     Raises UserError for batches with another form."""
@@ -257,7 +257,10 @@ def register_own(name: str, factory: Callable[..., nn.Module], loss_fn: LossFn |
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     signature = inspect.Signature(
-        [parameters[own].replace(name=shown, kind=inspect.Parameter.KEYWORD_ONLY) for shown, own in own_names.items()]
+        [
+            parameters[parameter_name].replace(name=shown, kind=inspect.Parameter.KEYWORD_ONLY)
+            for shown, parameter_name in own_names.items()
+        ]
     )
 
     def build(**keywords: Any) -> OwnModule:
