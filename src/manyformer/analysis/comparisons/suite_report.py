@@ -14,6 +14,7 @@ from manyformer.analysis.comparisons.comparison_report import (
     spell_duration,
 )
 from manyformer.analysis.comparisons.scoring import score_kind
+from manyformer.analysis.comparisons.training_task import CaseFailure
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import Table, printable
 from manyformer.config.suite import Suite, SuiteTask
@@ -169,6 +170,16 @@ class SuiteResult:
         return self.suite.cases
 
     @property
+    def failures(self) -> list[tuple[str, CaseFailure]]:
+        """The trainings that have failed, each with the name of its task."""
+        return [
+            (task.task.name, failure)
+            for task in self.tasks
+            for result in task.results.values()
+            for failure in result.failures
+        ]
+
+    @property
     def tables(self) -> list[Table]:
         """A table of the main score of all tasks for each budget, and one of each kind of cost."""
         columns = dict.fromkeys(column for task in self.tasks for column in task.results)
@@ -203,6 +214,7 @@ class SuiteResult:
             for task in self.tasks
             if (untested := task.untested_cases(self.cases))
         ]
+        notes += [f"{task}: {failure.name} has failed: {failure.reason}" for task, failure in self.failures]
         if self.missing:
             notes.append(f"{self.missing} trainings are not measured yet; the same command continues")
         elif self.seconds:
