@@ -39,7 +39,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(page for page in DOCS.rglob("*.md") if not page.is_relative_to(DOCS / "generated")),
 ]
-WRITTEN = [page for page in PAGES if page.name not in ("recipes.md", "settings.md", "ledger.md", "gpu-results.md")]
+GENERATED = ("recipes.md", "settings.md", "ledger.md", "gpu-results.md")
+WRITTEN = [page for page in PAGES if page.name not in GENERATED and page.parent != DOCS / "recipes"]
 """The pages that are not generated."""
 
 
