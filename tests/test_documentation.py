@@ -64,7 +64,8 @@ assert _spec.loader is not None
 _spec.loader.exec_module(make)
 
 sys.path.insert(0, str(ROOT / "docs"))
-import site_pages  # noqa: E402 - a module of docs/
+import api_pages  # noqa: E402 - modules of docs/
+import site_pages  # noqa: E402
 
 import_commands()
 COMMANDS = dict(command_tree(typer.main.get_command(app)))
@@ -224,14 +225,20 @@ def test_every_option_says_what_it_means(words: tuple[str, ...]) -> None:
             assert re.search(rf"`{parameter.opts[0]}`.* \| \S", section), parameter.name
 
 
-@pytest.mark.parametrize("module", site_pages.public_modules())
-def test_every_public_name_has_a_description(module: str) -> None:
-    """The pages of the API, which are built from the modules, so describe each."""
-    loaded = importlib.import_module(module)
-    public = {name: getattr(loaded, name) for name in getattr(loaded, "__all__", ())}
-    defined = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
-    assert [name for name, value in defined.items() if not inspect.getdoc(value)] == []
-    assert f"automodule:: {module}\n" in site_pages.api_pages()[f"api/{module}.rst"]
+def test_every_public_name_has_a_page_with_its_description() -> None:
+    pages = api_pages.api_pages(DOCS)
+    for module in api_pages.public_modules():
+        assert f".. automodule:: {module}\n" in pages[f"api/{module}.rst"]
+        for name, value in api_pages.exported_names(module).items():
+            assert not (inspect.isclass(value) or inspect.isroutine(value)) or inspect.getdoc(value), name
+            # under the first module that exports it
+            (place,) = re.findall(rf":doc:`{name} <(names/[^>]+)>`", pages[f"api/{module}.rst"])
+            assert re.search(r"^\.\. (auto\w+|py:data):: \S+\b" + name + "$", pages[f"api/{place}.rst"], re.M), place
+            assert f"<../{module}>" in pages[f"api/{place}.rst"], place
+    # file systems without upper case would have one file for two
+    assert len({page.lower() for page in pages}) == len(pages)
+    assert ":doc:`Generation and translation </generation>`" in pages["api/names/manyformer.generate.rst"]
+    assert "* - ``greedy``" in pages["api/names/manyformer.generate.rst"]
 
 
 def test_every_recipe_stands_on_a_page_of_its_mechanism() -> None:
