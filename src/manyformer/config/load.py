@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from manyformer.base.errors import UserError, UserErrors, suggest_names
 from manyformer.base.files.json_records import special_kind
+from manyformer.config.data_sections import GivenData
 from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_run_file
@@ -257,7 +258,8 @@ def describe_misfits(recipe: str, task: TaskProtocol, kind: str | None, metric: 
     """A message for each setting that the task does not have: the kind of data and the metric, None if unset."""
     messages = {}
     kinds = task.data_kinds()
-    if kind not in (None, *kinds):
+    # any task may be given batches, which are then its own
+    if kind not in (None, GivenData.model_fields["kind"].default, *kinds):
         messages["data.kind"] = f"{recipe} ({task.name}) learns from {' or '.join(kinds)}, not from {kind}"
     # the metrics are those of the task on this kind of data
     task = task.variant(kind or kinds[0])

@@ -40,7 +40,7 @@ from manyformer.nn.core import (
     apply_layer,
     no_watch,
 )
-from manyformer.nn.decoding.bound_step import DecodeStep, bind_step, callable_of, is_bound
+from manyformer.nn.decoding.bound_step import DecodeStep, ModuleParts, bind_step, callable_of, is_bound
 from manyformer.nn.depth.early_exit_stack import EarlyExit, EarlyExitStep
 from manyformer.nn.runtime.torch_internals import has_hooks
 from manyformer.nn.runtime.training_hooks import StatefulAcrossBatches, uses_neighbours
@@ -112,11 +112,13 @@ class GenerativeModel(Model[B]):
         return ModelState(body, empty_tail(batch, device))
 
     def next_token(self) -> NextTokenFn:
-        """The model for one new token per row, bound to its current parameters: bind again after they have changed."""
+        """The model for one new token per row, bound to its current parameters: bind again after they have changed.
+
+        Hooks, adapters and other parts that its modules get later are noticed."""
         # dropout and hooks are those of `forward`
         if self.training or has_hooks(self):
             return self.forward_token
-        return next_token_step(self.decoder_embed, self.decoder_stack, self.head, self.forward_token)
+        return next_token_step(self)
 
     def static_next_token(self, position_limit: int) -> StaticStepFn:
         """The model for one new token per row whose operators are the same at every step, for a captured graph.
@@ -302,13 +304,21 @@ def as_language_model(model: Model, use: str) -> LanguageModel:
     return model
 
 
-def next_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, forward: NextTokenFn) -> NextTokenFn:
-    """The step of a model with these parts; `forward` serves calls with gradients or with several tokens."""
-    embed_step = callable_of(embed)
-    step = _logits_step(body, head)
+def next_token_step(model: GenerativeModel[Any]) -> NextTokenFn:
+    """The step of a model; its `forward` serves calls with gradients or with several tokens."""
+    forward = model.forward_token
+    embed_step = callable_of(model.decoder_embed)
+    step = _logits_step(model.decoder_stack, model.head)
     positions_at = _PositionTable()
+    parts = ModuleParts(model)
+    bound_again: NextTokenFn | None = None
 
     def next_token(tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
+        nonlocal bound_again
+        if bound_again is None and parts.have_changed():
+            bound_again = model.next_token()
+        if bound_again is not None:
+            return bound_again(tokens, state, memory)
         rows, length = tokens.shape
         # a bound step has no gradients, and is for one token of each row
         if length != 1 or not rows or torch.is_grad_enabled():

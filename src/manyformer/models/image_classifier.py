@@ -27,6 +27,7 @@ from manyformer.nn.core import (
 from manyformer.nn.feed_forward.feedforward import init_glorot
 from manyformer.nn.positions.position import NoPosition, Position
 from manyformer.nn.runtime.dropout import Dropout
+from manyformer.nn.runtime.torch_internals import weight_dtype
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 MAX_PIXEL_VALUE = 255
@@ -118,7 +119,7 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
     def _scaled(self, images: Tensor) -> Tensor:
         if images.is_floating_point():
             return images
-        pixels = images.to(self.project.weight.dtype)
+        pixels = images.to(weight_dtype(self.project))
         if self.pixel_scaling == "symmetric":
             # one product and one sum in place of the general form below
             return pixels * (2 / MAX_PIXEL_VALUE) - 1

@@ -2,11 +2,13 @@
 
 import functools
 import hashlib
+import threading
 from abc import ABC
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, final
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -231,16 +233,37 @@ def weights_fingerprint(model: Model) -> str:
     return digest.hexdigest()
 
 
+class _EvaluatedModel(NamedTuple):
+    """The blocks of `eval_mode` that a model is in, and its mode before the first of them."""
+
+    blocks: int
+    training: bool
+
+
+_evaluated: "WeakKeyDictionary[nn.Module, _EvaluatedModel]" = WeakKeyDictionary()
+_evaluated_lock = threading.Lock()
+
+
 @contextmanager
 def eval_mode(model: object) -> Iterator[None]:
-    """Put `model` into evaluation mode inside the block and restore its mode afterwards; no effect on other objects."""
+    """Put `model` into evaluation mode inside the block and restore its mode afterwards; no effect on other objects.
+
+    Of blocks that overlap, in several threads, the last one to end restores the mode."""
     if not isinstance(model, nn.Module):
         yield
         return
-    # only the mode of the whole is restored: parts with a mode of their own keep it by overriding `train`
-    training = model.training
-    model.eval()
+    with _evaluated_lock:
+        entered = _evaluated.get(model, _EvaluatedModel(0, model.training))
+        _evaluated[model] = entered._replace(blocks=entered.blocks + 1)
+        model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        with _evaluated_lock:
+            entered = _evaluated[model]
+            if entered.blocks > 1:
+                _evaluated[model] = entered._replace(blocks=entered.blocks - 1)
+            else:
+                del _evaluated[model]
+                # only the mode of the whole is restored: parts with a mode of their own keep it by overriding `train`
+                model.train(entered.training)

@@ -16,6 +16,7 @@ from manyformer.config import RunConfig
 from manyformer.conversion.surgery.lora import attach_lora, is_head
 from manyformer.data import open_data
 from manyformer.data.batching.epochs import TrainingFeed
+from manyformer.data.pipeline.kind import kind_of
 from manyformer.data.pipeline.opened import OpenedData
 from manyformer.models import Model
 from manyformer.models.tasks.masked_language_modelling import HEAD
@@ -39,10 +40,12 @@ _CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMED
 
 def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
     """Open the training and validation data of a run."""
-    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
+    # refuses batches that only a program can give
+    kind = kind_of(run.data)
+    task = get_recipe(run.recipe).card.task.variant(kind.name)
     return open_data(
         run.data,
-        form,
+        task.data_forms[kind.name],
         batch_tokens=run.batch.tokens,
         cache=out / "data",
         seed=run.seed,

@@ -16,6 +16,7 @@ from manyformer.models.scores import is_comparable, rank_key
 from manyformer.models.tasks import ScoreSums, Task
 from manyformer.nn.batches import Batch
 from manyformer.recipes import RecipeCard
+from manyformer.recipes.parts.own_modules import OwnModule
 from manyformer.training.ahead_feed import PassReader
 from manyformer.training.engine import TrainingEngine
 from manyformer.training.events import TrainResult
@@ -82,6 +83,11 @@ class Validator:
         # the first, and then every so many
         indices = {index * available // count for index in range(count)}
         return (batch for index, batch in enumerate(self._batches) if index in indices)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to score."""
+        return len(self._batches) > 0
 
     def score_names(self) -> list[str]:
         """The names of the scores, in the order of the task."""
@@ -163,12 +169,17 @@ def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[st
     parameters = sum(weight.numel() for weight in model.parameters())
     table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
     data_lines = "\n".join(printable_line(f"- {line}") for line in data)
+    origin = f"from the recipe `{card.name}`"
+    loading = '`manyformer.load("this folder")`'
+    if isinstance(model, OwnModule):
+        origin = f"of `{card.name}`, a module that only its own program builds"
+        loading = '`safetensors.torch.load_model(module, "model.safetensors")`'
     return f"""# {card.title}
 
 {card.paper}. {card.summary}
 
-Made by manyformer from the recipe `{card.name}`, {parameters:,} parameters. Load it with
-`manyformer.load("this folder")`.
+Made by manyformer {origin}, {parameters:,} parameters. Load it with
+{loading}.
 
 ## Data
 

@@ -15,7 +15,7 @@ from manyformer.analysis.comparisons.scoring import score_kind
 from manyformer.analysis.comparisons.sizing import is_as_large
 from manyformer.analysis.comparisons.training_task import CaseFailure, CaseMeasurement, StepCost
 from manyformer.base.files.atomic_files import atomic_write_text, make_folder
-from manyformer.base.files.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
+from manyformer.base.files.figures import PANEL_INCHES, QUIET_COLOR, curve_color, curve_style, panels, write_picture
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import Table, escape_bars, printable
 from manyformer.config.comparison import Comparison
@@ -368,8 +368,7 @@ def _plot_sweep(axis: "Axes", result: ComparisonResult, score: str) -> None:
         measured = [(x, y, 0.0 if d is None else d) for x, y, d in points if y is not None]
         if measured:
             xs, ys, deviations = zip(*measured)
-            style = curve_style(case_index)
-            axis.errorbar(xs, ys, yerr=deviations, marker="o", ms=4, lw=1.6, capsize=2.5, **style)
+            axis.errorbar(xs, ys, yerr=deviations, lw=1.6, capsize=2.5, **curve_style(case_index))
             ends.append((xs[-1], ys[-1], case, curve_color(case_index)))
     # lengths that double would crowd at the left of a linear axis
     if len(numbers) == len(values) and min(positions) > 0 and max(positions) / min(positions) >= 4:
@@ -414,7 +413,7 @@ def _plot_cases(axis: "Axes", result: ComparisonResult, score: str) -> None:
         values = result.values(case, score)
         if values:
             # single seeds, because a mean of three hides how far they lie apart
-            axis.plot(values, [case_index] * len(values), ".", color="#999999", ms=5, zorder=2)
+            axis.plot(values, [case_index] * len(values), ".", color=QUIET_COLOR, ms=5, zorder=2)
             mean = result.mean(case, score)
             deviation = result.deviation(case, score)
             assert mean is not None

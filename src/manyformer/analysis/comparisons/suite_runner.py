@@ -39,6 +39,7 @@ from manyformer.analysis.comparisons.runner import (
     worker_pool,
 )
 from manyformer.analysis.comparisons.sizing import match_sizes
+from manyformer.analysis.comparisons.suite_pictures import write_suite
 from manyformer.analysis.comparisons.suite_report import (
     EQUAL_STEPS,
     CaseCosts,
@@ -46,7 +47,6 @@ from manyformer.analysis.comparisons.suite_report import (
     SuiteResult,
     TaskResult,
     state_bytes_at,
-    write_suite,
 )
 from manyformer.analysis.comparisons.training_task import content_hash, open_archive
 from manyformer.base.errors import UserError, UserErrors

@@ -1,7 +1,7 @@
 """The base of the data sections of a run, and their registry by `kind`."""
 
 from collections.abc import Container, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -77,6 +77,14 @@ class DataSection(ConfigSection):
         return ExpectedData(keywords, "the data decides further sizes", self.row_length)
 
 
+class GivenData(DataSection):
+    """The batches that a program gives to `mf.train(model, data=...)`: no file names them, so no file can choose them.
+
+    A run records the kind alone, and it is not among the kinds of `DATA_SECTIONS`."""
+
+    kind: Literal["given"] = "given"
+
+
 DATA_SECTIONS: dict[str, type[DataSection]] = {}
 """All kinds of data by name, in the order of registration."""
 
@@ -103,6 +111,8 @@ def swept_settings() -> tuple[str, ...]:
 def select_section(settings: Mapping[str, Any]) -> type[DataSection] | None:
     """The class that the kind in the settings, and the variant of that kind, select; None if there is no such kind."""
     kind = settings.get("kind")
+    if kind == "given":
+        return GivenData
     section = None
     if isinstance(kind, str):
         section = DATA_SECTIONS.get(kind)
