@@ -47,8 +47,8 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
 
     `leading` learned tokens precede them: one is the paper's class token. They have positions too. Bytes from 0 to 255
     are mapped to -1 to 1, or normalized by the mean and the deviation of ImageNet; images of floating point numbers are
-    used as they are. Raises ValueError if patches do not divide the image, for images of another size, and for
-    ImageNet's mean where there are not three channels.
+    used as they are, in the model's precision. Raises ValueError if patches do not divide the image, for images of
+    another size, and for ImageNet's mean where there are not three channels.
     """
 
     undecayed = ("leading",)
@@ -117,9 +117,9 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
         return f"{self.tokens} tokens of images {self.shape}, patch={self.patch}"
 
     def _scaled(self, images: Tensor) -> Tensor:
-        if images.is_floating_point():
-            return images
         pixels = images.to(weight_dtype(self.project))
+        if images.is_floating_point():
+            return pixels
         if self.pixel_scaling == "symmetric":
             # one product and one sum in place of the general form below
             return pixels * (2 / MAX_PIXEL_VALUE) - 1

@@ -4,7 +4,7 @@ import functools
 import hashlib
 import threading
 from abc import ABC
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, final
@@ -50,7 +50,15 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
         # no tensor counts its targets
         if inputs and hasattr(inputs[0], "target_count"):
             return self.loss_or_score(*inputs, **options)
-        return forward(self, *inputs, **options)
+        output = forward(self, *inputs, **options)
+        if torch.jit.is_tracing():
+            # what it records are tensors alone: no state, and no auxiliary loss that is a number
+            return tuple(part for part in output if isinstance(part, Tensor))
+        if torch.compiler.is_exporting():
+            # graphs of other engines have no outputs that are numbers of Python
+            tensors = (part if not isinstance(part, float) else output.logits.new_full((), part) for part in output)
+            return type(output)(*tensors)
+        return output
 
     return forward_of_either
 
@@ -160,6 +168,32 @@ class Model(nn.Module, ABC, Generic[B]):
         """Raise ValueError if a sequence of `length` tokens is longer than the model allows."""
         check_length(length, self.max_length)
 
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - the signature is torch's
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """All modules by name, a module with several places once in any case.
+
+        `torch.func.functional_call` asks for the others, too: it would exchange their weights once for each place, and
+        could not put them back. Several names of one weight in different modules stay what they are."""
+        if not remove_duplicate:
+            memo = set()
+        return super().named_modules(memo, prefix)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Load weights as any module does; with `assign`, also into a model that was built without memory."""
+        keys = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        weight = next((weight for weight in self.parameters() if not weight.is_meta), None)
+        if assign and weight is not None:
+            # buffers that no state dict holds have a device and a dtype, and no value that means anything
+            for module in self.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    if buffer.is_meta:
+                        setattr(module, name, torch.zeros_like(buffer, device=weight.device, dtype=weight.dtype))
+        return keys
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -171,6 +205,22 @@ class Model(nn.Module, ABC, Generic[B]):
         if has_autocast(device_type) and torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
         return next(self.parameters()).dtype
+
+
+def named_places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """All places of modules by name; a module that several parts share has several, of which models name the first."""
+    yield prefix, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from named_places(child, f"{prefix}.{name}" if prefix else name)
+
+
+def named_weight_places(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All names of weights, of which shared ones have several."""
+    for prefix, part in named_places(module):
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                yield (f"{prefix}.{name}" if prefix else name), weight
 
 
 def model_name(model: nn.Module) -> str:
