@@ -88,7 +88,7 @@ DataOpener = Callable[[RunConfig, Path, LogFn], OpenedData]
 
 @resumable()
 def train(
-    run: RunConfig | str | Path | ModelSource,
+    run: RunConfig | str | Path | ModelSource | GivenTraining,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     data: Any = None,
@@ -113,7 +113,10 @@ def train(
     """
     with ExitStack() as resources:
         given = None
-        if data is not None or not isinstance(run, RunConfig | str | Path):
+        if isinstance(run, GivenTraining):
+            given = run
+            config = given.run
+        elif data is not None or not isinstance(run, RunConfig | str | Path):
             given = GivenTraining.of(run, overrides, data, eval_data, loss)
             config = given.run
         else:

@@ -1,14 +1,23 @@
 """`compare`: runs a comparison, given by name or file, and writes its report."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from manyformer.analysis.comparisons.claims import parse_claim
 from manyformer.analysis.comparisons.comparison_report import ComparisonResult, write_comparison
+from manyformer.analysis.comparisons.given_cases import (
+    Cases,
+    GivenBatches,
+    GivenCase,
+    GivenRunner,
+    python_comparison,
+    read_cases,
+)
 from manyformer.analysis.comparisons.runner import (
     ComparisonRunner,
     ProgressMeter,
@@ -28,13 +37,14 @@ from manyformer.base.type_aliases import LogFn
 from manyformer.config.comparison import Comparison
 from manyformer.config.load_comparison import load_comparison
 from manyformer.data.generated.synthetic_floors import GuessFloors, guess_floors
+from manyformer.recipes.parts.own_modules import LossFn
 from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.run_folder import recipe_lookup, rename_aside
 
 DEFAULT_FOLDER = "comparisons"
 
 
-def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
+def read_comparison(target: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Comparison:
     """Load a comparison and check its runs, scores and claims without training, with models as large as its reference.
 
     Raises UserErrors, and UserError for a model that cannot be as large."""
@@ -81,9 +91,14 @@ def comparison_guesses(comparison: Comparison) -> GuessFloors | None:
 
 @resumable()
 def compare(
-    target: str | Path | Comparison,
-    overrides: Sequence[str] = (),
+    target: str | Path | Comparison | Cases,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
+    data: Any = None,
+    eval_data: Any = None,
+    loss: LossFn | None = None,
+    score: Sequence[str] = ("loss",),
+    title: str = "comparison",
     seeds: int | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
@@ -95,14 +110,34 @@ def compare(
 
     `target` is a shipped comparison's name or a file; `overrides` such as `["limits.steps=100"]` apply to the runs of
     all cases. Finished trainings in the same folder are reused, and an interrupted training resumes; `fresh` moves them
-    aside. `jobs` processes of one thread each train at once; with 1 this process trains. `on_progress` gets a line
+    aside.
+
+    In the place of a file, `target` may be cases: a dict of names, or a list, of recipes' names, modules, classes or
+    functions that give one, or mappings of settings of which `recipe` is one of these. With `data` and `eval_data`, as
+    `train` takes them, all are trained on the same batches in the same order, else on the data of the overrides; the
+    objects that are given stay as they are. `score` are the scores of the table, `loss` is as in `train`.
+
+    `jobs` processes of one thread each train at once; with 1 this process trains. `on_progress` gets a line
     about the current activity, `log` one about each finished training. Raises UserError for invalid settings,
     `TrainingInterrupted` after Ctrl-C or SIGTERM.
     """
+    given = None
+    if data is not None:
+        if isinstance(target, Comparison | str | Path):
+            raise UserError("data= is for cases that are given as objects; a comparison's file names its own data")
+        if eval_data is None:
+            raise UserError("data= needs eval_data= beside it, on which all cases are scored")
+        given = GivenBatches(data, eval_data, loss)
+    cases: list[GivenCase] = []
     if isinstance(target, Comparison):
         comparison = target
-    else:
+    elif isinstance(target, str | Path):
         comparison = read_comparison(target, overrides)
+    else:
+        cases = read_cases(target)
+        comparison = python_comparison(cases, overrides, given, title=title, score=score)
+        if jobs > 1:
+            raise UserError(f"jobs={jobs} starts processes that cannot be given these objects; leave it out")
     folder = result_folder(comparison.name, out)
     seed_count = comparison.file.seeds if seeds is None else seeds
     for name, number in (("seeds", seed_count), ("jobs", jobs)):
@@ -110,7 +145,10 @@ def compare(
             raise UserError(f"{name} ({number}) must be at least 1")
     if fresh:
         move_aside(folder, log)
-    runner = ComparisonRunner(comparison, folder, seed_count)
+    if given is None:
+        runner = ComparisonRunner(comparison, folder, seed_count)
+    else:
+        runner = GivenRunner(comparison, folder, seed_count, cases, given)
     # before anything is trained: a folder of other settings would mix two comparisons
     runner.check()
     guesses = comparison_guesses(comparison)
