@@ -101,6 +101,8 @@ def compare(
         print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
         return
     from manyformer.analysis.comparisons import compare as carry_out_comparison
+    from manyformer.analysis.comparisons.compare import check_comparison
+    from manyformer.analysis.comparisons.suite_report import SuiteResult
     from manyformer.analysis.comparisons.suite_runner import SuiteOptions, run_suite
     from manyformer.config.comparison import Comparison
 
@@ -113,6 +115,9 @@ def compare(
                 raise UserError(f"{name} is for suites, which have tasks; {target} is none")
         if dry_run:
             print_page(_plan_page(comparison, seeds or comparison.file.seeds))
+            # last: the plan is known without the data
+            with status_line(f"checking {comparison.name}") as status:
+                check_comparison(comparison, seeds, out, on_progress=status)
             return
         carry_out = partial(carry_out_comparison, comparison, seeds=seeds, jobs=jobs)
     else:
@@ -127,6 +132,14 @@ def compare(
         print_result(result.to_json().rstrip())
     else:
         print_page(_result_page(result))
+    failures = [failure for _, failure in result.failures] if isinstance(result, SuiteResult) else result.failures
+    for failure in failures:
+        if not isinstance(failure.error, UserError):
+            # a defect: --debug shows where it is
+            raise failure.error
+    if failures:
+        count = "a training has failed" if len(failures) == 1 else f"{len(failures)} trainings have failed"
+        raise UserError(f"{count}, as the notes say; the same command repeats what failed and keeps the rest")
 
 
 def _shipped() -> Output:

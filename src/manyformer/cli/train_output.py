@@ -3,26 +3,30 @@
 That is a sample from the model, the curves, and suggested next commands."""
 
 from itertools import islice
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from manyformer.base.errors import UserError
 from manyformer.base.files.text_tables import printable
-from manyformer.base.system import temporary_folder
 from manyformer.cli.console import format_count, print_json, print_result, print_text
 from manyformer.config import RunConfig
-from manyformer.data import HeldOutExample, survey_data
+from manyformer.data import HeldOutExample
 from manyformer.data.pipeline.kind import OpenRequest, kind_of
-from manyformer.data.pipeline.opened import DataSurvey, read_examples
+from manyformer.data.pipeline.opened import read_examples
 from manyformer.inference.generate import decoding_from_options, stream, translate
-from manyformer.models import Model
-from manyformer.models.tasks.masked_language_modelling import HEAD, expected_head
+from manyformer.nn.runtime.devices import OutOfMemory
 from manyformer.recipes import get_recipe
 from manyformer.recipes.parts.model_summary import count_parameters, forward_cost, module_rows
-from manyformer.recipes.parts.registry import build_on_meta, task_of
+from manyformer.recipes.parts.registry import task_of
 from manyformer.training import TrainingEvent, TrainingFinished, TrainResult
-from manyformer.training.build_model import surveyed_model
 from manyformer.training.events import LiveReporter, reporter
 from manyformer.training.optimizers import weight_decay_groups
+from manyformer.training.run_checks import (
+    PlannedModel,
+    check_memory,
+    expected_model,
+    planned_model,
+    survey_run,
+)
 
 SAMPLE_TOKENS = 160
 """Length in tokens of a language model's sample."""
@@ -32,33 +36,31 @@ SAMPLE_TRANSLATIONS = 3
 """Number of translations shown."""
 
 
-class PlannedModel(NamedTuple):
-    """A model without weights, what was assumed of its data (None: nothing), and the tokens of the longest row."""
-
-    model: Model
-    assumption: str | None
-    row_length: int
-
-
 def print_summary(run: RunConfig) -> None:
     """Print the model and the data as comments, so that the output of `--dry-run` is still a run file."""
-    expected = _expected_model(run)
+    expected = expected_model(run)
     try:
-        survey = _survey(run)
-    except UserError:
-        # the size of the model is known without the data
-        _print_model(run, expected)
+        check_memory(run, expected.model)
+        survey = survey_run(run)
+    except UserError as error:
+        # the size of the model is known without the data; the cost of a step takes long for one that never fits
+        _print_model(run, expected, with_cost=not isinstance(error, OutOfMemory))
         raise
-    _print_model(run, _with_data(run, survey, expected))
-    for subject, text in survey.lines:
+    planned = planned_model(run, survey.data, expected)
+    _print_model(run, planned)
+    for subject, text in survey.data.lines:
         print_result(*(f"# {subject:<8} {line}" for line in text.splitlines()))
+    if (batch := survey.describe_batch()) is not None:
+        print_result(f"# {'batch':<8} the first one has {batch}")
+    check_memory(run, planned.model)
     print_result("# nothing was trained: this was --dry-run")
 
 
 def print_summary_as_json(run: RunConfig) -> None:
     """Print the run, the size of its model and the facts of its data as one JSON document."""
-    survey = _survey(run)
-    planned = _with_data(run, survey, _expected_model(run))
+    survey = survey_run(run).data
+    planned = planned_model(run, survey, expected_model(run))
+    check_memory(run, planned.model)
     print_json(
         {
             "run": run.model_dump(mode="json", by_alias=True),
@@ -71,7 +73,7 @@ def print_summary_as_json(run: RunConfig) -> None:
     )
 
 
-def _print_model(run: RunConfig, planned: PlannedModel) -> None:
+def _print_model(run: RunConfig, planned: PlannedModel, *, with_cost: bool = True) -> None:
     model = planned.model
     assumption = planned.assumption or "with this data"
     print_result()
@@ -84,39 +86,13 @@ def _print_model(run: RunConfig, planned: PlannedModel) -> None:
     print_result(
         f"# weight decay: {decayed:,} parameters decay, {undecayed:,} do not (biases, norms, tables, positions)"
     )
+    if not with_cost:
+        return
     # a row of the data is as long as the model allows at most, unlike the one that is assumed
     length = min(planned.row_length, model.max_length or planned.row_length)
     # a backward pass computes about twice as much as a forward pass
     step = 3 * forward_cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")
-
-
-def _expected_model(run: RunConfig) -> PlannedModel:
-    """The model as far as it is known without the data."""
-    recipe = get_recipe(run.recipe)
-    expected = run.data.expected_keywords(set(recipe.signature.parameters) - set(run.model))
-    head = {}
-    if HEAD in recipe.signature.parameters:
-        head = expected_head(recipe.card.task.variant(run.data.kind))
-    model = build_on_meta(run.recipe, {**head, **run.model, **expected.keywords})
-    return PlannedModel(model, expected.assumption, expected.row_length)
-
-
-def _with_data(run: RunConfig, survey: DataSurvey, expected: PlannedModel) -> PlannedModel:
-    """The model as the data makes it, if the look at it has read all of it."""
-    model = surveyed_model(run, survey, expected.model)
-    if survey.opened is None:
-        return expected
-    longest = max((limit.length for limit in survey.length_limits), default=expected.row_length)
-    return PlannedModel(model, None, longest)
-
-
-def _survey(run: RunConfig) -> DataSurvey:
-    """A look at the data, which leaves no files."""
-    task = get_recipe(run.recipe).card.task.variant(run.data.kind)
-    with temporary_folder() as folder:
-        request = OpenRequest(run.batch.tokens, folder, run.seed)
-        return survey_data(run.data, task.data_forms[run.data.kind], request)
 
 
 class AfterTraining:

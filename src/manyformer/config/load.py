@@ -16,7 +16,7 @@ from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_run_file
 from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.setting_names import selected_member, tag_of
-from manyformer.config.shipped import shipped_runs
+from manyformer.config.shipped import is_shipped, shipped_runs
 from manyformer.config.training_sections import NoamSchedule
 from manyformer.config.validation_errors import validate
 
@@ -158,6 +158,8 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         raise UserErrors(dict.fromkeys(str(error) for error in sorted(errors, key=_sort_key)))
     if saved is not None and signature is not None:
         run = with_saved_keywords(run, saved, signature)
+    if signature is not None:
+        run = with_row_length(run, merged, signature)
     recorded = {} if imports is None else {"imports": imports}
     return run.model_copy(update={**recorded, "out": run.out or f"runs/{target.name}"})
 
@@ -204,6 +206,21 @@ def with_saved_keywords(run: RunConfig, saved: InitialModel, signature: inspect.
         and (name not in decided or (name == "max_length" and parameters[name].default is not None))
     }
     return run.model_copy(update={"model": {**taken, **run.model}})
+
+
+def with_row_length(run: RunConfig, settings: SettingLayer, signature: inspect.Signature) -> RunConfig:
+    """The run with rows of text as short as its model, unless the user has set `data.length`.
+
+    A length in a run file of the package is a default as well: it was chosen for the model of that file."""
+    parameter = signature.parameters.get("max_length")
+    if parameter is None or not run.data.fills_rows:
+        return run
+    max_length = run.model.get("max_length", parameter.default)
+    location = settings.location_of(("data", "length"))
+    is_default = "length" not in settings.data.get("data", {}) or is_shipped(location.file)
+    if not is_default or type(max_length) is not int or max_length >= run.data.row_length:
+        return run
+    return run.model_copy(update={"data": run.data.model_copy(update={"length": max_length})})
 
 
 def _task_defaults(task: TaskProtocol) -> dict[str, Any]:

@@ -65,6 +65,7 @@ from manyformer.training.process_group import (
     process_group_from_environment,
 )
 from manyformer.training.process_state import seed_everything
+from manyformer.training.run_checks import check_before_data
 from manyformer.training.run_folder import (
     RESULT_FILE,
     as_training_run,
@@ -112,13 +113,13 @@ def train(
     module returns logits, a loss or both; `loss(output, target)` is for other outputs. `eval_data` is scored.
     """
     with ExitStack() as resources:
-        given = None
+        objects = None
         if isinstance(run, GivenTraining):
-            given = run
-            config = given.run
+            objects = run
+            config = objects.run
         elif data is not None or not isinstance(run, RunConfig | str | Path):
-            given = GivenTraining.of(run, overrides, data, eval_data, loss)
-            config = given.run
+            objects = GivenTraining.of(run, overrides, data, eval_data, loss)
+            config = objects.run
         else:
             if eval_data is not None or loss is not None:
                 raise UserError("eval_data and loss go with data=; a run of this kind names its own data")
@@ -134,13 +135,13 @@ def train(
 
             return launch(config, fresh=fresh, on_event=listener)
         if process_group is None:
-            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener, given=given)
+            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener, objects=objects)
         # a launcher repeats the command when it starts processes again, and each time would begin anew
         if fresh:
             remedy = f"rename {config.out}, or choose another out"
             raise UserError(f"fresh would start over whenever torchrun starts the processes again; {remedy}")
         with name_lost_process():
-            return train_in_process(config, process_group, fresh=False, on_event=listener, given=given)
+            return train_in_process(config, process_group, fresh=False, on_event=listener, objects=objects)
 
 
 def train_in_process(
@@ -149,7 +150,7 @@ def train_in_process(
     *,
     fresh: bool,
     on_event: EventListener,
-    given: GivenTraining | None = None,
+    objects: GivenTraining | None = None,
 ) -> TrainResult:
     """Train a run in this process of the group; only the main process reports events.
 
@@ -175,9 +176,9 @@ def train_in_process(
             out,
             on_event if process_group.is_main_process else silent,
             stop_signal,
-            open_run_data if given is None else given.open_data,
+            open_run_data if objects is None else objects.open_data,
             process_group,
-            build_model if given is None else given.build_model,
+            build_model if objects is None else objects.build_model,
         ).train()
 
 
@@ -208,6 +209,8 @@ class TrainingSession:
         if checkpoint is None and run.init_from is not None:
             # refused now, because data may take long to prepare
             read_spec(model_folder(run.init_from))
+        if checkpoint is None:
+            check_before_data(run, device)
         self._write_settings(checkpoint, device)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         # the main process writes the prepared data, which the others then read

@@ -61,6 +61,9 @@ class DataSection(ConfigSection):
     swept: ClassVar[tuple[str, ...]] = ("length", "max_length")
     """Settings that a comparison may sweep: they only arrange the data; others would be different data."""
 
+    fills_rows: ClassVar[bool] = False
+    """Whether every row of training has `length` tokens, whatever the files hold."""
+
     @property
     def row_length(self) -> int:
         """The largest length of a row in tokens: `max_length` or `length`; 1 if only the files decide it."""

@@ -30,7 +30,7 @@ from manyformer.data.batching.text_epochs import (
 from manyformer.data.pipeline.data_paths import STDIN, STDLIB, is_hub_dataset
 from manyformer.data.pipeline.file_pipeline import FilePipeline
 from manyformer.data.pipeline.kind import OpenRequest, register
-from manyformer.data.pipeline.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount
+from manyformer.data.pipeline.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount, row_limit
 from manyformer.data.pipeline.splits import PathOrPaths, Splits, path_list
 from manyformer.data.pipeline.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
 from manyformer.data.storage.cache_folder import PreparationResult, PreparedData, load_prepared
@@ -145,7 +145,7 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         return shards[0]
 
     def length_limits(self, plans: Mapping[str, TextPlan]) -> Iterable[LengthLimit]:
-        return [LengthLimit(self.data.length, "a row (data.length)", "set data.length to that or less")]
+        return [row_limit(self.data.length)]
 
     def describe(
         self, splits: Splits[TextSource], prepared: PreparedData, plans: Mapping[str, TextPlan]

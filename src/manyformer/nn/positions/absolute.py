@@ -114,9 +114,12 @@ class SinusoidalPosition(AbsolutePosition):
         if isinstance(positions.layout, ContiguousLayout) and x.dtype != torch.float64:
             start = positions.layout.start
             stop = positions.layout.start + x.shape[1]
-            if stop > self.table.shape[0]:
-                self.table = self.rows(torch.arange(2 * stop, device=self.table.device))
-            return x + self.table[start:stop].to(x.dtype)
+            # read once: another thread may replace it by a shorter one
+            table = self.table
+            if stop > table.shape[0]:
+                table = self.rows(torch.arange(2 * stop, device=table.device))
+                self.table = table
+            return x + table[start:stop].to(x.dtype)
         return x + self.rows(positions.position_ids, x.dtype).to(x.dtype)
 
 

@@ -85,6 +85,8 @@ class OwnModule(Model[Batch]):
 
     `loss_fn` computes the mean loss of its output, for outputs that are neither a loss nor logits of classes."""
 
+    call_form = None
+
     def __init__(self, module: nn.Module, spec: ModelSpec, loss_fn: LossFn | None = None) -> None:
         super().__init__()
         if next(module.parameters(), None) is None:

@@ -1,0 +1,39 @@
+"""Make the pictures that the repository keeps again: `python docs/shipped_pictures.py`, with names only these."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from PIL import Image
+
+from manyformer.analysis.comparisons.advise import read_results
+from manyformer.analysis.comparisons.suite_pictures import draw_suite
+from manyformer.config.shipped import SUITE_RESULTS
+
+HERE = Path(__file__).parent
+COLORS = 48
+
+
+def suite() -> None:
+    """The figures of the suite, from the results that come with the package."""
+    for path in draw_suite(read_results(SUITE_RESULTS), HERE / "suite"):
+        _reduce_colors(path)
+        print(f"wrote {path.relative_to(HERE.parent)}")
+
+
+def _reduce_colors(path: Path) -> None:
+    """A table of colors in place of three bytes a pixel: drawings have few, and the file is a third of its size."""
+    Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+
+
+PICTURES: dict[str, Callable[[], None]] = {"suite": suite}
+
+
+def main(names: Sequence[str]) -> None:
+    """Make the named pictures, or all."""
+    for name in names or PICTURES:
+        PICTURES[name]()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
