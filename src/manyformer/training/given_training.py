@@ -321,8 +321,9 @@ def our_batch(model: Model, raw: Any) -> Batch:
     if isinstance(raw, Tensor) and is_causal:
         rows = raw.long()
         return CausalLMBatch(rows[:, :-1], rows[:, 1:])
-    if isinstance(raw, list | tuple):
-        return kind(*raw)
+    if isinstance(raw, list | tuple) and 2 <= len(raw) <= len(kind._fields):
+        record: Batch = kind(*raw)
+        return record
     if isinstance(raw, Mapping):
         return _record_of(kind, dict(raw), is_causal=is_causal)
     raise UserError(f"data gave a {_describe(raw)}; {model.spec.recipe} learns from {', '.join(kind._fields[:2])}")

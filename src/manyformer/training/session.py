@@ -25,6 +25,7 @@ from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.devices import OutOfMemory, report_out_of_memory, use_device
 from manyformer.nn.runtime.training_hooks import uses_neighbours
 from manyformer.recipes import get_recipe
+from manyformer.recipes.parts.own_modules import LossFn
 from manyformer.training.ahead_feed import (
     AheadFeed,
     DeviceCopies,
@@ -54,7 +55,7 @@ from manyformer.training.events import (
     reporter,
     silent,
 )
-from manyformer.training.given_training import GivenTraining, LossFn, ModelSource
+from manyformer.training.given_training import GivenTraining, ModelSource
 from manyformer.training.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.training.metrics import MetricsFiles, MetricsSink, open_trackers
 from manyformer.training.process_group import (

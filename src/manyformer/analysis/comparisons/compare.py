@@ -45,7 +45,7 @@ from manyformer.training.run_folder import recipe_lookup, rename_aside
 DEFAULT_FOLDER = "comparisons"
 
 
-def read_comparison(target: str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Comparison:
+def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:
     """Load a comparison and check its runs, scores and claims without training, with models as large as its reference.
 
     Raises UserErrors, and UserError for a model that cannot be as large."""
@@ -176,6 +176,9 @@ def compare(
     if isinstance(target, Comparison):
         comparison = target
     elif isinstance(target, str | Path):
+        if isinstance(overrides, Mapping):
+            # as on the command line, over the settings of a file
+            overrides = [f"{name}={json_text(value)}" for name, value in overrides.items()]
         comparison = read_comparison(target, overrides)
     else:
         cases = read_cases(target)

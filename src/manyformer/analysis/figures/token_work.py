@@ -99,7 +99,8 @@ class IdTokenizer:
     def encode(self, text: str) -> list[int]:
         words = text.replace(",", " ").split()
         if not words or not all(word.isdecimal() for word in words):
-            raise UserError("the model was saved without a tokenizer, so it cannot read text; give token ids, such as [5, 3]")
+            problem = "the model was saved without a tokenizer, so it cannot read text"
+            raise UserError(f"{problem}; give token ids, such as [5, 3]")
         return [int(word) for word in words]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -62,8 +62,11 @@ def view(
         return AttentionPage(
             render_page([view_image(viewed_model, text, name=name) for name, viewed_model in models.items()])
         )
-    views = [view_text(viewed_model, text, answer, name=name) for name, viewed_model in models.items()]
-    return AttentionPage(render_page(views, text=text if isinstance(text, str) else IdTokenizer().decode(ids_of(text))))
+    # an array of one row holds ids
+    words: TextOrIds = text.tolist() if isinstance(text, np.ndarray) else text
+    views = [view_text(viewed_model, words, answer, name=name) for name, viewed_model in models.items()]
+    shown = words if isinstance(words, str) else IdTokenizer().decode(ids_of(words))
+    return AttentionPage(render_page(views, text=shown))
 
 
 def render_page(views: Sequence[ModelView], *, text: str = "") -> str:

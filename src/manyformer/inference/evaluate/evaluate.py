@@ -133,7 +133,7 @@ def score_batches(
     if data is None:
         raise UserError("a model that is given as an object needs data=, such as a DataLoader; a run names its own")
     if isinstance(source, str | Path):
-        model = wrap(load(source, **(keywords or {})).to(device))
+        model = wrap(load(source, keywords=keywords).to(device))
     elif keywords:
         raise UserError(f"keywords ({', '.join(keywords)}) are for a folder; this model is built already")
     else:
