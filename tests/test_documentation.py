@@ -306,3 +306,15 @@ def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(lengths, "PROBE_LENGTH", 64)
     exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), {})
     assert (tmp_path / "saved/model.safetensors").is_file()
+
+
+EXECUTED = ("own-models",)
+"""The pages of `how-to` whose code runs as it stands, in one go."""
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_the_code_of_a_how_to_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = list(code_blocks(DOCS / "how-to" / f"{name}.md", "python"))
+    assert code
+    exec("\n".join(code), {"__name__": "__main__"})

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.head import ClassHead, apply_head
 from manyformer.models.model import Model, ModelOutput
+from manyformer.models.transformers_call import LABELS_ALONE
 from manyformer.nn.batches import ImageClassificationBatch
 from manyformer.nn.batches.batch import SegmentLayout
 from manyformer.nn.core import (
@@ -152,6 +153,8 @@ class ImageClassifier(Model[ImageClassificationBatch]):
 
     Images are bytes from 0 to 255, or floating point numbers that are used as they are.
     """
+
+    call_form = LABELS_ALONE
 
     def __init__(self, embed: PatchEmbedding, body: Layer, head: ClassHead, *, pool: Pooling) -> None:
         super().__init__()

@@ -26,6 +26,7 @@ from manyformer.models.model_files import (
     replacement_folder,
     write_parts,
 )
+from manyformer.models.transformers_call import KEYWORDS, NO_KEYWORDS, TheirKeywords, call_as_transformers
 from manyformer.nn.batches import Batch, to_device
 from manyformer.nn.core import LayerOutput, State, tree_map
 from manyformer.nn.runtime.torch_internals import has_autocast
@@ -35,7 +36,7 @@ B = TypeVar("B", bound=Batch, default=Any)
 
 
 class ModelOutput(NamedTuple):
-    """The result of a model's `forward`; `loss` holds auxiliary losses only, never the loss of the task."""
+    """The result of a model's `forward`; `loss` holds auxiliary losses only, with `labels=` that of the task too."""
 
     logits: Float[Tensor, "b l v"]
     state: State = None
@@ -50,6 +51,8 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
         # no tensor counts its targets
         if inputs and hasattr(inputs[0], "target_count"):
             return self.loss_or_score(*inputs, **options)
+        if options and self.call_form is not None and any(name in KEYWORDS for name in options):
+            return call_as_transformers(self, forward, self.call_form, inputs, options)
         output = forward(self, *inputs, **options)
         if torch.jit.is_tracing():
             # what it records are tensors alone: no state, and no auxiliary loss that is a number
@@ -69,6 +72,9 @@ class Model(nn.Module, ABC, Generic[B]):
     A subclass defines `forward` for its inputs, and `head_inputs` for the loss and the score of its `head`, or `loss`
     and `score` themselves. Given a batch in place of inputs, `model(batch)` is its loss in training and its score in
     evaluation: one call in each training step, which forward hooks, `torch.compile(model)` and wrappers therefore see.
+
+    Models of texts also take keywords of Hugging Face's models (`call_form`): `attention_mask` in place of segments,
+    `inputs_embeds` in place of tokens, and `labels`, with which the output has the loss.
     """
 
     spec: ModelSpec
@@ -79,6 +85,8 @@ class Model(nn.Module, ABC, Generic[B]):
     """Whether several processes may divide the columns of its rows."""
     column_span: Callable[[int], tuple[int, int]] | None = None
     """The first column, and the one after the last, that this process computes of rows of a length; None for all."""
+    call_form: ClassVar[TheirKeywords | None] = NO_KEYWORDS
+    """What `forward` takes of the keywords of Hugging Face's models; None for one that gets them as they are."""
     allows_autocast: ClassVar[bool] = True
     """Whether a run may compute forward passes in a narrower dtype."""
     tokenizer: Any = None
