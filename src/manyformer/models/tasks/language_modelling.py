@@ -117,7 +117,7 @@ class LanguageModelling(CausalTask):
 
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
         prompt = {"stdlib": STDLIB_PROMPT, None: SYNTHETIC_PROMPT}.get(getattr(data, "path", None), TEXT_PROMPT)
-        return (f'manyformer generate {run} "{prompt}"',)
+        return f'manyformer generate {run} "{prompt}" --temperature 0.8', f'manyformer view {run} "{prompt}"'
 
     def variant(self, data_kind: str) -> Task[LanguageModel]:
         if data_kind == "images":
