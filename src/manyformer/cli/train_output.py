@@ -136,7 +136,11 @@ class AfterTraining:
         self._print_sample(model, run, result)
         self._print_text("means", self._meaning(run, result))
         if shipped:
-            self._print_text("beside", f"bits per byte beside the shipped run ({shipped[0].data})")
+            text = f"bits per byte beside the shipped run ({shipped[0].data})"
+            last = shipped[0].rows[-1]["step"]
+            if result.step < last:
+                text += f"; this run has made {result.step:,} of its {last:,.0f} steps"
+            self._print_text("beside", text)
             self._print_lines("", table_beside(shipped, curves))
         self._print(f"curves   {picture}")
         sizes = ", ".join(f"{name} {value}" for name, value in run.model.items())
