@@ -5,10 +5,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from PIL import Image
 
+import manyformer as mf
 from manyformer.analysis.comparisons.advise import read_results
 from manyformer.analysis.comparisons.suite_pictures import draw_suite
+from manyformer.analysis.contracts.report_page import matrix_svg
 from manyformer.config.shipped import SUITE_RESULTS
 
 HERE = Path(__file__).parent
@@ -46,12 +49,27 @@ def viewer() -> None:
     print(f"wrote {path.relative_to(HERE.parent)}")
 
 
+def leak() -> None:
+    """Which outputs of a released causal model depend on which tokens: that of README.md."""
+    from routing_transformer import RoutingTransformerLM
+
+    torch.manual_seed(0)
+    sizes = {"num_tokens": 97, "dim": 64, "depth": 2, "max_seq_len": 256, "heads": 4, "dim_head": 16, "window_size": 16}
+    report = mf.check(RoutingTransformerLM(**sizes, causal=True), only=["causal"])
+    place = report["causal"].place
+    assert place is not None
+    assert place.matrix is not None
+    path = HERE / "_static" / "leak-released.svg"
+    path.write_text(matrix_svg(place.matrix, standalone=True) + "\n", encoding="utf-8")
+    print(f"wrote {path.relative_to(HERE.parent)}")
+
+
 def _reduce_colors(path: Path) -> None:
     """A table of colors in place of three bytes a pixel: drawings have few, and the file is a third of its size."""
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer}
+PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer, "leak": leak}
 
 
 def main(names: Sequence[str]) -> None:

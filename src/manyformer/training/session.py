@@ -81,6 +81,9 @@ from manyformer.training.train_state import TrainState, end_reason, make_schedul
 from manyformer.training.training_loop import TrainingLoop
 from manyformer.training.validation import ResultRecord, Validator, WeightChoice, choose_weights, model_card, plain_pass
 
+NEXT_COMMANDS = 3
+"""So many commands that use the model are shown at the end."""
+
 ModelBuilder = Callable[[RunConfig, OpenedData, torch.device], Model]
 """Builds the model of a run, whose data decides some of its keywords."""
 
@@ -326,7 +329,9 @@ class TrainingSession:
         if not isinstance(self.run.data, GivenData):
             own_commands = self.task.next_commands(self.out, self.run.data)
             commands = [*own_commands, f"manyformer evaluate {self.out}", *commands]
-        self.on_event(TrainingFinished(result, tuple(commands)))
+        if "attention_maps" in self.card.reasons:
+            commands = [line for line in commands if not line.startswith("manyformer view ")]
+        self.on_event(TrainingFinished(result, tuple(commands[:NEXT_COMMANDS])))
         return result
 
     def _finished_result(self) -> TrainResult | None:
