@@ -14,6 +14,7 @@ from manyformer.nn.core import PADDING_SEGMENT, TokenPositions
 from manyformer.nn.feed_forward.feedforward import init_glorot
 from manyformer.nn.positions.position import NoPosition, Position
 from manyformer.nn.runtime.dropout import Dropout
+from manyformer.nn.runtime.torch_internals import is_plain, weight_dtype
 
 
 class FrameState(NamedTuple):
@@ -97,7 +98,7 @@ class FrameEmbedding(SourceEmbedding):
                 f"pieces have a multiple of them; zeros may fill the last one"
             )
         source, segments = move_padding(source, segments)
-        x = source[:, None].to(self.project.weight.dtype)
+        x = source[:, None].to(weight_dtype(self.project))
         columns = list[Tensor]()
         for number, convolution in enumerate(self.convolutions):
             # the bias of the convolution before has filled padding, and filters of this one reach into it
@@ -175,10 +176,13 @@ def _convolve(
     if last_frame is None:
         y: Tensor = convolution(x)
         return y
-    assert isinstance(convolution, nn.Conv2d)
     context = torch.cat([last_frame[:, :, None].to(x), x], 2)
-    # no padding along time, where the remembered frame takes its place
-    return F.conv2d(context, convolution.weight, convolution.bias, stride=2, padding=(0, 1))
+    if is_plain(convolution, nn.Conv2d):
+        # no padding along time, where the remembered frame takes its place
+        return F.conv2d(context, convolution.weight, convolution.bias, stride=2, padding=(0, 1))
+    # a frame more before it makes a first token, which is nobody's
+    shifted: Tensor = convolution(F.pad(context, (0, 0, 1, 0)))
+    return shifted[:, :, 1:]
 
 
 def _last_frames(

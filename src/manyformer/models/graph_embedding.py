@@ -14,7 +14,7 @@ from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import float64_device
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
-from manyformer.nn.runtime.torch_internals import lacks_numbers
+from manyformer.nn.runtime.torch_internals import lacks_numbers, weight_dtype
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 NO_EDGE = -1
@@ -171,7 +171,7 @@ class LaplacianEmbedding(nn.Module):
         self.projection = nn.Linear(count, dim)
 
     def forward(self, eigenvectors: Float[Tensor, "b l k"]) -> Float[Tensor, "b l d"]:
-        eigenvectors = eigenvectors.to(self.projection.weight.dtype)
+        eigenvectors = eigenvectors.to(weight_dtype(self.projection))
         if self.training:
             # one sign for a whole row: the vectors of two of its nodes must not be mixed
             signs = torch.randint(2, (len(eigenvectors), 1, self.count), device=eigenvectors.device) * 2 - 1

@@ -99,7 +99,7 @@ def apply_head(head: OutputHead | nn.Linear, x: Float[Tensor, "*b d"]) -> Float[
     if x.numel():
         logits: Tensor = head(x)
         return logits
-    return x.new_zeros(*x.shape[:-1], head.out_features if isinstance(head, nn.Linear) else head.classes)
+    return x.new_zeros(*x.shape[:-1], head.classes if isinstance(head, OutputHead) else head.out_features)
 
 
 def count_targets(targets: Int[Tensor, "..."]) -> Tensor:

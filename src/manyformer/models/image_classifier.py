@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.head import ClassHead, apply_head
 from manyformer.models.model import Model, ModelOutput
+from manyformer.models.transformers_call import LABELS_ALONE
 from manyformer.nn.batches import ImageClassificationBatch
 from manyformer.nn.batches.batch import SegmentLayout
 from manyformer.nn.core import (
@@ -27,6 +28,7 @@ from manyformer.nn.core import (
 from manyformer.nn.feed_forward.feedforward import init_glorot
 from manyformer.nn.positions.position import NoPosition, Position
 from manyformer.nn.runtime.dropout import Dropout
+from manyformer.nn.runtime.torch_internals import weight_dtype
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 MAX_PIXEL_VALUE = 255
@@ -116,7 +118,7 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
         return f"{self.tokens} tokens of images {self.shape}, patch={self.patch}"
 
     def _scaled(self, images: Tensor) -> Tensor:
-        pixels = images.to(self.project.weight.dtype)
+        pixels = images.to(weight_dtype(self.project))
         if images.is_floating_point():
             return pixels
         if self.pixel_scaling == "symmetric":
@@ -151,6 +153,8 @@ class ImageClassifier(Model[ImageClassificationBatch]):
 
     Images are bytes from 0 to 255, or floating point numbers that are used as they are.
     """
+
+    call_form = LABELS_ALONE
 
     def __init__(self, embed: PatchEmbedding, body: Layer, head: ClassHead, *, pool: Pooling) -> None:
         super().__init__()

@@ -2,11 +2,13 @@
 
 import functools
 import hashlib
+import threading
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, final
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
@@ -24,6 +26,7 @@ from manyformer.models.model_files import (
     replacement_folder,
     write_parts,
 )
+from manyformer.models.transformers_call import KEYWORDS, NO_KEYWORDS, TheirKeywords, call_as_transformers
 from manyformer.nn.batches import Batch, to_device
 from manyformer.nn.core import LayerOutput, State, tree_map
 from manyformer.nn.runtime.torch_internals import has_autocast
@@ -33,7 +36,7 @@ B = TypeVar("B", bound=Batch, default=Any)
 
 
 class ModelOutput(NamedTuple):
-    """The result of a model's `forward`; `loss` holds auxiliary losses only, never the loss of the task."""
+    """The result of a model's `forward`; `loss` holds auxiliary losses only, with `labels=` that of the task too."""
 
     logits: Float[Tensor, "b l v"]
     state: State = None
@@ -48,6 +51,8 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
         # no tensor counts its targets
         if inputs and hasattr(inputs[0], "target_count"):
             return self.loss_or_score(*inputs, **options)
+        if options and self.call_form is not None and any(name in KEYWORDS for name in options):
+            return call_as_transformers(self, forward, self.call_form, inputs, options)
         output = forward(self, *inputs, **options)
         if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
             # what it records are tensors alone: no state, and no auxiliary loss that is a number
@@ -67,6 +72,9 @@ class Model(nn.Module, ABC, Generic[B]):
     A subclass defines `forward` for its inputs, and `head_inputs` for the loss and the score of its `head`, or `loss`
     and `score` themselves. Given a batch in place of inputs, `model(batch)` is its loss in training and its score in
     evaluation: one call in each training step, which forward hooks, `torch.compile(model)` and wrappers therefore see.
+
+    Models of texts also take keywords of Hugging Face's models (`call_form`): `attention_mask` in place of segments,
+    `inputs_embeds` in place of tokens, and `labels`, with which the output has the loss.
     """
 
     spec: ModelSpec
@@ -77,6 +85,8 @@ class Model(nn.Module, ABC, Generic[B]):
     """Whether several processes may divide the columns of its rows."""
     column_span: Callable[[int], tuple[int, int]] | None = None
     """The first column, and the one after the last, that this process computes of rows of a length; None for all."""
+    call_form: ClassVar[TheirKeywords | None] = NO_KEYWORDS
+    """What `forward` takes of the keywords of Hugging Face's models; None for one that gets them as they are."""
     allows_autocast: ClassVar[bool] = True
     """Whether a run may compute forward passes in a narrower dtype."""
     tokenizer: Any = None
@@ -281,16 +291,37 @@ def weights_fingerprint(model: Model) -> str:
     return digest.hexdigest()
 
 
+class _EvaluatedModel(NamedTuple):
+    """The blocks of `eval_mode` that a model is in, and its mode before the first of them."""
+
+    blocks: int
+    training: bool
+
+
+_evaluated: "WeakKeyDictionary[nn.Module, _EvaluatedModel]" = WeakKeyDictionary()
+_evaluated_lock = threading.Lock()
+
+
 @contextmanager
 def eval_mode(model: object) -> Iterator[None]:
-    """Put `model` into evaluation mode inside the block and restore its mode afterwards; no effect on other objects."""
+    """Put `model` into evaluation mode inside the block and restore its mode afterwards; no effect on other objects.
+
+    Of blocks that overlap, in several threads, the last one to end restores the mode."""
     if not isinstance(model, nn.Module):
         yield
         return
-    # only the mode of the whole is restored: parts with a mode of their own keep it by overriding `train`
-    training = model.training
-    model.eval()
+    with _evaluated_lock:
+        entered = _evaluated.get(model, _EvaluatedModel(0, model.training))
+        _evaluated[model] = entered._replace(blocks=entered.blocks + 1)
+        model.eval()
     try:
         yield
     finally:
-        model.train(training)
+        with _evaluated_lock:
+            entered = _evaluated[model]
+            if entered.blocks > 1:
+                _evaluated[model] = entered._replace(blocks=entered.blocks - 1)
+            else:
+                del _evaluated[model]
+                # only the mode of the whole is restored: parts with a mode of their own keep it by overriding `train`
+                model.train(entered.training)

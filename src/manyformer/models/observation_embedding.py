@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from manyformer.base.spaces import ObservationSpace, PixelSpace
 from manyformer.nn.decoding.acting_step import bind_rows
-from manyformer.nn.runtime.torch_internals import has_hooks
+from manyformer.nn.runtime.torch_internals import is_plain, weight_dtype
 
 PIXEL_CHANNELS = (16, 32, 32)
 """The channels of the convolutions over pixels, each of which halves height and width."""
@@ -84,12 +84,14 @@ class ObservationEmbedding(nn.Module):
         action = self.action
         reward = self.reward
         observation = self.observation
-        if not isinstance(observation, nn.Linear) or any(map(has_hooks, self.modules())):
+        if not is_plain(observation, nn.Linear) or any(not is_plain(part, type(part)) for part in self.modules()):
             return self._forward_step
         project = bind_rows(observation.weight, observation.bias)
         dtype = self.observation_dtype
         if action is None or reward is None:
             return lambda observations, actions, rewards: project(observations.to(dtype))
+        if not is_plain(reward, nn.Linear) or type(action) not in (nn.Linear, nn.Embedding):
+            return self._forward_step
         # a projection of one number is a product with a vector
         reward_weight = reward.weight[:, 0]
         is_projected = isinstance(action, nn.Linear)
@@ -114,7 +116,7 @@ class ObservationEmbedding(nn.Module):
     @property
     def observation_dtype(self) -> torch.dtype:
         """The dtype of the weights, to which observations are converted."""
-        return next(self.observation.parameters()).dtype
+        return weight_dtype(self.observation)
 
 
 def _pixel_projection(space: PixelSpace, dim: int) -> nn.Sequential:

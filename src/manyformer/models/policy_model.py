@@ -1,5 +1,6 @@
 """A policy with a value function for reinforcement learning: its objective, acting step by step, and the model."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, final
 
 import torch
@@ -26,6 +27,7 @@ from manyformer.nn.core import (
 )
 from manyformer.nn.decoding.acting_step import bind_rows, end_acting
 from manyformer.nn.decoding.bound_step import bind_step
+from manyformer.nn.runtime.torch_internals import is_plain
 
 MIN_ADVANTAGE_STD = 1e-3
 """Advantages with a smaller deviation are not normalized."""
@@ -96,9 +98,7 @@ class PolicyActor:
     ) -> None:
         self._embed = embed.bind_step()
         self._step = bind_step(body)
-        # both heads as one product
-        weights, biases = zip(*((head.weight, head.bias) for head in (policy_head, value_head)))
-        self._heads = bind_rows(torch.cat(weights), torch.cat(biases))
+        self._heads = _bind_heads(policy_head, value_head)
         self._body_state = state.body
         tail = materialize_tail(state.tail)
         self._tail = tail
@@ -162,6 +162,14 @@ class PolicyActor:
         x = self._embed(observations, previous_actions, previous_rewards)
         y, body_state = self._step(x[:, None], Context(positions), self._body_state)
         return self._heads(y[:, 0]), body_state
+
+
+def _bind_heads(policy_head: nn.Linear, value_head: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Both heads as one product, where each is a matrix and nothing else."""
+    if not (is_plain(policy_head, nn.Linear) and is_plain(value_head, nn.Linear)):
+        return lambda x: torch.cat([policy_head(x), value_head(x)], -1)
+    weight = torch.cat([policy_head.weight, value_head.weight])
+    return bind_rows(weight, torch.cat([policy_head.bias, value_head.bias]))
 
 
 class PolicyOutput(NamedTuple):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding, positions_of
 from manyformer.models.frame_embedding import check_frames, is_frame, move_padding
 from manyformer.nn.batches.batch import SegmentLayout
+from manyformer.nn.runtime.torch_internals import weight_dtype
 
 FIRST_KERNEL = 3
 KERNEL = 9
@@ -36,7 +37,7 @@ class TemporalResNet(SourceEmbedding):
         self, source: Shaped[Tensor, "b f m"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
     ) -> EmbeddedSource:
         check_frames(source, self.mels)
-        source, segments = move_padding(source.to(self.first.weight.dtype), segments)
+        source, segments = move_padding(source.to(weight_dtype(self.first)), segments)
         x = _convolve(self.first, source, segments)
         for block in self.blocks:
             x, segments = block(x, segments)

@@ -46,6 +46,7 @@ class CollaborativeAttention(MultiHeadLayer):
             raise ValueError(f"shared ({shared}) must be at least 1 dimension")
         self.heads = heads
         self.shared = shared
+        self.value_dim = dim // heads
         self.kernel = SoftmaxKernel(mask, scale=(heads / shared) ** 0.5)
         if source is None:
             self.source = default_source(self.kernel)
@@ -77,7 +78,7 @@ class CollaborativeAttention(MultiHeadLayer):
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         # the biases c_h y of all heads are further channels of the one key
-        shape = KVShape(1, self.shared + self.heads, self.v_proj.out_features)
+        shape = KVShape(1, self.shared + self.heads, self.heads * self.value_dim)
         source_state = self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
         return AttentionState(source_state, self.kernel.init_state(batch, device=device, dtype=dtype))
 

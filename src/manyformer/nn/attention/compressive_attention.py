@@ -274,6 +274,7 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
                 "must be at least 1"
             )
         self.attention = attention
+        self.dim = attention.kv_proj.in_features
         self.compression = compression
         self.teacher = teacher
         self.memory_length = memory_length
@@ -281,7 +282,7 @@ class CompressiveAttention(Layer, StatefulAcrossBatches):
         self.block = block
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        x = torch.zeros(batch, 0, self.attention.kv_proj.in_features, device=device, dtype=dtype)
+        x = torch.zeros(batch, 0, self.dim, device=device, dtype=dtype)
         empty = MemorySlots(x, torch.zeros(batch, 0, dtype=torch.long, device=device))
         return CompressiveState(empty, empty, empty)
 

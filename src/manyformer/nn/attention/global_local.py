@@ -33,7 +33,7 @@ from manyformer.nn.runtime.head_selection import (
     select_head_outputs,
     select_head_pairs,
 )
-from manyformer.nn.runtime.torch_internals import is_traced
+from manyformer.nn.runtime.torch_internals import is_plain, is_traced
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 
@@ -108,7 +108,8 @@ class GlobalLocalAttention(MultiHeadLayer):
             query_positions = take_tokens(ctx.positions, (rows, indices))
         q = split_heads(self.global_q_proj(queries_in), self.heads)
         # with more queries of all heads than the stream has channels, it is cheaper to project every token
-        if indices is None or indices.shape[1] * self.heads > x.shape[-1]:
+        is_cheaper = indices is None or indices.shape[1] * self.heads > x.shape[-1]
+        if is_cheaper or not is_plain(self.global_kv_proj, nn.Linear):
             k, v = (split_heads(projected, self.heads) for projected in self.global_kv_proj(x).chunk(2, dim=-1))
             call = KernelCall(q, k, v, query_positions, ctx.positions, NoPosition(), None, ctx.watch)
             y = self.global_kernel(call).y

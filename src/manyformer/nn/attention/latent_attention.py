@@ -25,6 +25,7 @@ from manyformer.nn.positions.position import NoPosition, Position
 from manyformer.nn.runtime.head_selection import HeadSelection, select_head_inputs, select_head_outputs
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.recompute import choose_once
+from manyformer.nn.runtime.torch_internals import is_plain
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 KEY_NORM_EPS = 1e-6
@@ -216,8 +217,8 @@ class LatentAttention(MultiHeadLayer):
         choice = self._choose(x, latent, index_keys, key_positions, ctx)
         is_gathered = choice is not None and not choice.is_dense
         is_absorbed = is_gathered or self.form(q.shape[2], cached.shape[2]) == "absorbed"
-        to_keys, to_values = self._matrices_by_head()
         if is_absorbed:
+            to_keys, to_values = self._matrices_by_head()
             # q (W c) = (q W) c: all heads then share the latents as keys, and as values
             q = torch.einsum("bhle,hec->bhlc", q, to_keys)
             k = cached
@@ -252,7 +253,8 @@ class LatentAttention(MultiHeadLayer):
         chosen = indexer.choose(queries, index_keys, visible)
         # watchers and dropout need the weights of all pairs, which the gathered form never makes
         forms_weights = ctx.watch is not no_watch or (self.training and self.kernel.dropout > 0)
-        return _TokenChoice(chosen, queries, index_keys, is_dense=forms_weights or keys <= indexer.count)
+        is_dense = forms_weights or keys <= indexer.count or not is_plain(self.kv_proj, nn.Linear)
+        return _TokenChoice(chosen, queries, index_keys, is_dense=is_dense)
 
     def _attend_to_chosen(self, call: KernelCall, choice: "_TokenChoice") -> tuple[Tensor, Tensor | float]:
         """The outputs (b, h, l, f), and the loss of the indexer where gradients are computed."""
@@ -275,7 +277,11 @@ class LatentAttention(MultiHeadLayer):
         return y, indexer.loss(queries, index_keys, chosen, shares, call.query_positions)
 
     def form(self, queries: int, keys: int) -> LatentForm:
-        """The form with fewer multiplications for a call; both forms have the same scores."""
+        """The form with fewer multiplications for a call; both forms have the same scores.
+
+        Where `kv_proj` is more than its matrix, which another tool has seen to, it is called, on expanded latents."""
+        if not is_plain(self.kv_proj, nn.Linear):
+            return "expanded"
         if self.path != "auto":
             return self.path
         absorbed, expanded = self._products(queries, keys)
@@ -287,7 +293,9 @@ class LatentAttention(MultiHeadLayer):
         """One sentence: the form for a call with so many queries and keys, and the reason."""
         absorbed, expanded = self._products(queries, keys)
         reason = "forced"
-        if self.path == "auto":
+        if not is_plain(self.kv_proj, nn.Linear):
+            reason = "kv_proj is more than a matrix, and is called"
+        elif self.path == "auto":
             reason = f"{absorbed:,} products a head absorbed, {expanded:,} expanded"
         return f"{self.form(queries, keys)}: {reason}"
 

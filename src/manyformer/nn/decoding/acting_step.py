@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.attention.kv_cache.kv_source import ProjectKV
 from manyformer.nn.attention.kv_cache.segment_memory import RememberedInputs, SegmentMemorySource, join_positions
 from manyformer.nn.core import AlignedLayout, Context, ContiguousLayout, State, TokenPositions
 from manyformer.nn.masks import Causal, Window
-from manyformer.nn.runtime.torch_internals import has_hooks
+from manyformer.nn.runtime.torch_internals import has_hooks, is_plain
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 MIN_STEPS = 128
@@ -151,8 +151,11 @@ def _can_bind(layer: Attention, source: SegmentMemorySource, kernel: SoftmaxKern
     if layer.q_proj is None or not layer.heads == heads == layer.key_heads or value_width != width:
         return False
     others = layer.head_gates, layer.short_convolution, layer.output_stage
-    modules = layer.pre_norm, layer.q_proj, layer.kv_proj, layer.out_proj, layer.position
-    return all(part is None for part in others) and not any(has_hooks(part) for part in modules if part is not None)
+    if any(part is not None for part in others) or has_hooks(layer.position):
+        return False
+    is_called = layer.pre_norm is not None and has_hooks(layer.pre_norm)
+    projections = layer.q_proj, layer.kv_proj, layer.out_proj
+    return not is_called and all(is_plain(projection, nn.Linear) for projection in projections)
 
 
 def _bind_attention(layer: Attention) -> AttendMemory | None:

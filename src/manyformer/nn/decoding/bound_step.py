@@ -10,7 +10,7 @@ a window and to an encoder, 0.4 with a bias by distance, and 0.75 with linear ke
 
 import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, final
 from weakref import WeakValueDictionary
 
 import torch
@@ -34,7 +34,7 @@ from manyformer.nn.positions.position import Position
 from manyformer.nn.residual import BoundJoin, Residual, ResidualJoin
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.nn.runtime.length_norms import RMSNorm
-from manyformer.nn.runtime.torch_internals import has_hooks
+from manyformer.nn.runtime.torch_internals import has_hooks, is_plain
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 TensorFn = Callable[[Tensor], Tensor]
@@ -58,7 +58,7 @@ def is_bound(layer: Layer) -> bool:
 
 def _binder_of(layer: Layer) -> Callable[[Any], DecodeStep] | None:
     """The function that binds layers of this kind; None for a layer that decodes by `forward`."""
-    if has_hooks(layer):
+    if not is_plain(layer, type(layer)):
         return None
     # a subclass may compute something else
     if type(layer) is Attention and (layer.q_proj is None or layer.kernel.extra_query_dim):
@@ -79,18 +79,20 @@ def forward_step(layer: Layer) -> DecodeStep:
 
 def callable_of(module: nn.Module) -> Callable[..., Any]:
     """The `forward` of the module with its current parameters; the module itself where hooks are to be called."""
-    if has_hooks(module):
+    twin = twin_of(module, {})
+    if twin is module:
         return module
-    return twin_of(module, {}).forward
+    return twin.forward
 
 
 def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
     """A copy of the module with its parameters, whose parts are ordinary attributes and are called without hooks.
 
     That halves what modules cost besides their operators, for layers that this file does not know, too. A part that
-    has hooks, or a `forward` of its own, or knows one of its parts by identity, stays itself. `twins` are those made so
-    far, since modules may share parts."""
-    if has_hooks(module) or "forward" in vars(module) or _refers_to_modules(module):
+    has hooks, or a `forward` or a call of its own, or knows one of its parts by identity, stays itself. `twins` are
+    those made so far, since modules may share parts."""
+    is_called_otherwise = "forward" in vars(module) or type(module).__call__ is not nn.Module.__call__
+    if has_hooks(module) or is_called_otherwise or _refers_to_modules(module):
         return module
     if module not in twins:
         kind = _twin_type(type(module))
@@ -102,6 +104,26 @@ def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
         attributes["_modules"] = parts
         attributes.update({**module._parameters, **module._buffers, **parts})
     return twins[module]
+
+
+@final
+class ModuleParts:
+    """The modules inside of a module and their hooks, which may become others after it was bound.
+
+    Asked at every token: containers are compared as wholes, since a loop over modules takes as long as a layer."""
+
+    def __init__(self, module: nn.Module) -> None:
+        modules = list(module.modules())
+        hooks = [hooks for part in modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        children = [part._modules for part in modules]
+        # modules with hooks are called as modules already
+        self._empty = [container for container in (*hooks, *children) if not container]
+        self._children = [container for container in children if container]
+        self._bound_children = [dict(container) for container in self._children]
+
+    def have_changed(self) -> bool:
+        """Whether a module has its first hook or a part that it had not."""
+        return any(self._empty) or self._children != self._bound_children
 
 
 def _refers_to_modules(module: nn.Module) -> bool:
@@ -125,11 +147,8 @@ def _twin_type(kind: type[nn.Module]) -> type[nn.Module]:
 
 def bind_module(module: nn.Module) -> TensorFn:
     """The function of a module of one tensor, with its current parameters; the module itself where it has hooks."""
-    if has_hooks(module):
-        binder = None
-    else:
-        binder = MODULE_BINDERS.get(type(module))
-    if binder is None:
+    binder = MODULE_BINDERS.get(type(module))
+    if binder is None or not is_plain(module, type(module)):
         return callable_of(module)
     return binder(module)
 
@@ -255,25 +274,24 @@ def _bind_projections(layer: Attention) -> BoundProjections:
     position = layer.position
     gates = bind_optional(layer.kernel.gate_projection)
     project_q, project_kv, pre_norm = map(bind_optional, (layer.q_proj, layer.kv_proj, layer.pre_norm))
-    query_heads = layer.q_proj.out_features // head_dim
     key_dim = key_heads * head_dim
-    # keys first, then values, and with them the gates that the layer projects
-    widths = [key_dim, layer.kv_proj.out_features - key_dim]
     is_rotated = bool(position.overridden & {"query", "key"})
     assert project_q is not None
     assert project_kv is not None
 
     # with one token per row, the head axis before the sequence axis is only another view
     def split_queries(q: Tensor, positions: TokenPositions) -> Tensor:
-        q = q.view(q.shape[0], query_heads, 1, head_dim)
+        q = q.view(q.shape[0], -1, 1, head_dim)
         q = position.query(q, positions) if is_rotated else q
+        query_heads = q.shape[1]
         if query_heads == heads:
             return q
         return q.repeat_interleave(heads // query_heads, 1)
 
     def split_keys_values(keys_values: Tensor, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        rows = keys_values.shape[0]
-        k, v = keys_values.split_with_sizes(widths, -1)
+        rows, _, width = keys_values.shape
+        # keys first, then values, and with them the gates that the layer projects
+        k, v = keys_values.split_with_sizes([key_dim, width - key_dim], -1)
         k = k.view(rows, key_heads, 1, head_dim)
         v = v.view(rows, kv_heads, 1, -1)
         k = position.key(k, positions) if is_rotated else k

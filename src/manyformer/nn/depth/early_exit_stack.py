@@ -244,7 +244,7 @@ class EarlyExitStep:
                 exits.add(rows, number, classifier_input, None)
                 break
             position_ids = ctx.positions.position_ids[:1].expand(len(y), -1)
-            decision = rule.forward(ExitRuleInput(number, y, hidden, classifier_input, position_ids), plan)
+            decision = rule(ExitRuleInput(number, y, hidden, classifier_input, position_ids), plan)
             plan = decision.plan
             leaving = decision.exits[:, 0].nonzero()[:, 0]
             if not len(leaving):

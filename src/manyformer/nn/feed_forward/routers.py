@@ -16,7 +16,7 @@ from manyformer.base.errors import UserError
 from manyformer.nn.feed_forward.expert_groups import NO_EXPERT
 from manyformer.nn.runtime.device_reads import count_values
 from manyformer.nn.runtime.recompute import choose_once
-from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled
+from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, is_plain, weight_dtype
 from manyformer.nn.runtime.training_hooks import PostStepUpdate
 
 ExpertWeighting = Literal["scores", "renormalized"]
@@ -249,7 +249,11 @@ def _router_logits(proj: nn.Linear, x: Tensor) -> Tensor:
     """The logits in float32 at least: rounded to 8 bits, scores of different experts would often be equal."""
     dtype = torch.promote_types(x.dtype, torch.float32)
     with autocast_disabled(x.device):
-        return F.linear(x.to(dtype), proj.weight.to(dtype), None if proj.bias is None else proj.bias.to(dtype))
+        if is_plain(proj, nn.Linear):
+            return F.linear(x.to(dtype), proj.weight.to(dtype), None if proj.bias is None else proj.bias.to(dtype))
+        # what another tool has made of it takes inputs of its own dtype
+        logits: Tensor = proj(x.to(weight_dtype(proj)))
+        return logits.to(dtype)
 
 
 def _weights(scores: Float[Tensor, "n k"], weighting: ExpertWeighting) -> Float[Tensor, "n k"]:

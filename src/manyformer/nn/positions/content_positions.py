@@ -11,6 +11,7 @@ from manyformer.nn.positions.position import Keys, PairScores, Position, Queries
 from manyformer.nn.runtime.device_reads import ConstantTensor
 from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors
 from manyformer.nn.runtime.length_norms import RMSNorm
+from manyformer.nn.runtime.torch_internals import weight_dtype
 
 
 @final
@@ -35,7 +36,7 @@ class HeadNorm(Position):
 
 def _normalized(x: Tensor, norm: RMSNorm) -> Tensor:
     # under autocast the projections are narrower than the gain
-    normalized: Tensor = norm(x.to(norm.weight.dtype))
+    normalized: Tensor = norm(x.to(weight_dtype(norm)))
     return normalized.to(x.dtype)
 
 

@@ -22,6 +22,7 @@ from manyformer.nn.positions.position import (
 )
 from manyformer.nn.runtime.device_reads import ConstantTensor
 from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors
+from manyformer.nn.runtime.torch_internals import weight_dtype
 
 BiasDirection = Literal["past", "both"]
 """Whether keys lie at or before their query only, or on both sides of it."""
@@ -242,7 +243,7 @@ class FirePosition(Position, PerHeadTensors):
         # magnitudes: a learned factor or c below zero would be no length
         longest = torch.maximum(query_ids.to(compute_dtype), self.length * self.length_factor.abs().to(compute_dtype))
         share = self._psi(distances.to(compute_dtype)) / (self._psi(longest) + self.epsilon)[..., None]
-        hidden = self.hidden(share[..., None].to(self.hidden.weight.dtype)).relu()
+        hidden = self.hidden(share[..., None].to(weight_dtype(self.hidden))).relu()
         return logits + F.linear(hidden, self.output.to(hidden.dtype)).movedim(-1, 1).to(logits.dtype)
 
     def _psi(self, x: Float[Tensor, "*p"]) -> Float[Tensor, "*p"]:

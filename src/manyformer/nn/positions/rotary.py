@@ -361,8 +361,10 @@ class RotaryPosition(Position):
             return None
         # outside inference mode, whose tensors could not be used in training later
         with torch.inference_mode(mode=False):
-            self._table = self._compute_table(torch.arange(min(2 * length, MAX_TABLE_ROWS), device=device), dtype)
-        return self._table
+            table = self._compute_table(torch.arange(min(2 * length, MAX_TABLE_ROWS), device=device), dtype)
+        # returned from here, not read again: another thread may replace it by a shorter one
+        self._table = table
+        return table
 
     def _compute_table(self, position_ids: Int[Tensor, "*l"], dtype: torch.dtype) -> Float[Tensor, "*l p 2"]:
         device = position_ids.device

@@ -19,7 +19,7 @@ from manyformer.nn.positions.position import (
 )
 from manyformer.nn.runtime.device_reads import reads_are_free
 from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
-from manyformer.nn.runtime.torch_internals import has_autocast, is_traced
+from manyformer.nn.runtime.torch_internals import has_autocast, is_plain, is_traced, weight_dtype
 
 MAX_TABLE_DISTANCE = 1 << 13
 """A table of sinusoids ends at this distance; those of larger distances are computed at every call."""
@@ -116,13 +116,16 @@ class TransformerXLPosition(Position, PerHeadTensors):
         return logits + distance_scores.gather(-1, (distances + lookback)[:, None].expand(logits.shape))
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
-        vectors = self.distance_vectors(lookback, lookahead) * (self.r_proj.out_features // self.heads) ** -0.5
+        vectors = self.distance_vectors(lookback, lookahead) * self.biases.u.shape[1] ** -0.5
         return DistanceTerms(lookback, lookahead, keys=vectors, query_bias=self.biases.v - self.biases.u)
 
     def distance_vectors(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
         """W R for keys from `lookback` before to `lookahead` after their query, the earliest key first."""
+        # the cache of projections notices changes of the one weight alone
+        if not is_plain(self.r_proj, nn.Linear):
+            return self._project(lookback, lookahead)
         weight = self.r_proj.weight
-        device_type = self.r_proj.weight.device.type
+        device_type = weight.device.type
         # weights created in inference mode have no version counter that shows a change
         may_change = torch.is_grad_enabled() or is_traced() or weight.is_inference()
         if may_change or (self.training and self.dropout.p):
@@ -142,14 +145,14 @@ class TransformerXLPosition(Position, PerHeadTensors):
         return projected.vectors[:, start : start + lookback + lookahead + 1]
 
     def _project(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
-        vectors: Tensor = self.r_proj(self.dropout(self._sinusoids(lookback, lookahead).to(self.r_proj.weight.dtype)))
+        vectors: Tensor = self.r_proj(self.dropout(self._sinusoids(lookback, lookahead).to(weight_dtype(self.r_proj))))
         # (r, h e) to (h, r, e), as scores are multiplied head by head
         return vectors.view(vectors.shape[0], self.heads, -1).transpose(0, 1)
 
     def _sinusoids(self, lookback: int, lookahead: int) -> Float[Tensor, "r d"]:
         """R for these distances, from a table up to `MAX_TABLE_DISTANCE`: sines take longer than the projection."""
-        device = self.r_proj.weight.device
-        dtype = table_dtype(self.r_proj.weight.dtype)
+        device = self.biases.u.device
+        dtype = table_dtype(weight_dtype(self.r_proj))
         distances = torch.arange(-lookback, lookahead + 1, device=device)
         if self.clamp is not None:
             distances = distances.clamp(-self.clamp, self.clamp)

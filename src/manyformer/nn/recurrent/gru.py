@@ -3,7 +3,7 @@
 Bahdanau et al. 2015 attend; without attention the encoder ends in one vector, which the decoder reads at every step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, final
 
@@ -24,9 +24,17 @@ from manyformer.nn.core import (
 )
 from manyformer.nn.kernels.pairwise_kernel import AdditiveScore
 from manyformer.nn.masks import AllKeys
-from manyformer.nn.recurrent.gru_scan import StateResets, StepAttention, gru_scan
+from manyformer.nn.recurrent.gru_scan import (
+    ScanResult,
+    StateResets,
+    StepAttention,
+    StepMaps,
+    StepSource,
+    gru_scan,
+    gru_scan_by_maps,
+)
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.nn.runtime.torch_internals import autocast_disabled
+from manyformer.nn.runtime.torch_internals import autocast_disabled, is_plain, weight_dtype
 
 
 @final
@@ -41,6 +49,69 @@ class GRUWeights(nn.Module):
         self.input_proj = nn.Linear(width, 3 * dim)
         self.gates = nn.Linear(dim, 2 * dim, bias=False)
         self.candidate = nn.Linear(dim, dim, bias=False)
+
+
+def scan_units(
+    units: Sequence[GRUWeights],
+    inputs: Float[Tensor, "g l b i"],
+    initial_states: Float[Tensor, "g b n"],
+    resets: StateResets | None,
+    source: StepSource | None = None,
+    score: AdditiveScore | None = None,
+) -> ScanResult:
+    """The states of each unit before and after every step; one unit may attend to a source by additive scores."""
+    linears: list[nn.Module] = [linear for unit in units for linear in (unit.gates, unit.candidate)]
+    if score is not None:
+        linears += [score.query, score.energy]
+    with autocast_disabled(inputs.device):
+        if not all(is_plain(linear, nn.Linear) for linear in linears):
+            return _scan_by_modules(units, inputs, initial_states, resets, source, score)
+        gates = _stacked([unit.gates.weight.mT for unit in units])
+        candidate = _stacked([unit.candidate.weight.mT for unit in units])
+        attention = None
+        if source is not None and score is not None:
+            keys, values, visible = source
+            attention = StepAttention(score.query.weight.mT, keys, values, score.energy.weight[0], visible)
+        return gru_scan(inputs, gates, candidate, initial_states, attention, resets)
+
+
+def _scan_by_modules(
+    units: Sequence[GRUWeights],
+    inputs: Tensor,
+    initial_states: Tensor,
+    resets: StateResets | None,
+    source: StepSource | None,
+    score: AdditiveScore | None,
+) -> ScanResult:
+    """The scan with a call of each linear layer at every step, where one of them is more than its matrix."""
+    compute_dtype = torch.promote_types(inputs.dtype, torch.float32)
+
+    def call(linear: nn.Linear, x: Tensor) -> Tensor:
+        y: Tensor = linear(x.to(weight_dtype(linear)))
+        return y.to(compute_dtype)
+
+    def gates(x: Tensor, states: Tensor) -> Tensor:
+        return x + torch.stack([call(unit.gates, state) for unit, state in zip(units, states)])
+
+    def candidates(x: Tensor, states: Tensor) -> Tensor:
+        return x + torch.stack([call(unit.candidate, state) for unit, state in zip(units, states)])
+
+    maps = StepMaps(gates, candidates)
+    if source is not None and score is not None:
+        source = StepSource(source.keys.to(compute_dtype), source.values.to(compute_dtype), source.visible)
+        maps = StepMaps(
+            gates, candidates, partial(call, score.query), lambda pairs: call(score.energy, pairs).squeeze(-1)
+        )
+    if resets is not None and resets.starts is not None:
+        resets = resets._replace(starts=resets.starts.to(compute_dtype))
+    return gru_scan_by_maps(inputs.to(compute_dtype), maps, initial_states.to(compute_dtype), source, resets)
+
+
+def _stacked(matrices: list[Tensor]) -> Float[Tensor, "g n m"]:
+    """The matrices of all units as one tensor; a view of the only one."""
+    if len(matrices) == 1:
+        return matrices[0][None]
+    return torch.stack(matrices)
 
 
 @final
@@ -63,13 +134,9 @@ class BidirectionalGRU(Layer):
         # two directions as one batch of two: the scan takes its steps once for both
         streams = ((self.forward_gru, x), (self.backward_gru, gather_columns(x, reversed_columns)))
         inputs = torch.stack([project_inputs(gru, stream) for gru, stream in streams])
-        gates, candidate = (
-            torch.stack([getattr(gru, name).weight.mT for gru in (self.forward_gru, self.backward_gru)])
-            for name in ("gates", "candidate")
-        )
         initial_states = inputs.new_zeros(2, x.shape[0], self.dim)
-        with autocast_disabled(x.device):
-            result = gru_scan(inputs, gates, candidate, initial_states, None, state_resets(ctx.positions))
+        units = (self.forward_gru, self.backward_gru)
+        result = scan_units(units, inputs, initial_states, state_resets(ctx.positions))
         forward_states, backward_states = result.states_out.transpose(1, 2)
         y = torch.cat([forward_states, gather_columns(backward_states, reversed_columns)], dim=-1)
         return LayerOutput(y.to(x))
@@ -120,16 +187,12 @@ class AttendingGRU(Layer):
         if keys is None or values is None:
             keys = self.score.key(memory)
             values = self.context_proj(memory)
-        mask = self._dense_mask(ctx.positions, memory_positions)
-        attention = StepAttention(self.score.query.weight.mT, keys, values, self.score.energy.weight[0], mask)
+        source = StepSource(keys, values, self._dense_mask(ctx.positions, memory_positions))
         hidden = None if state is None else state.hidden
         document_states = partial(self._document_states, memory=ctx.memory)
         initial_state, resets = initial_states(ctx.positions, document_states, hidden)
-        gates = self.gru.gates.weight.mT[None]
-        candidate = self.gru.candidate.weight.mT[None]
         inputs = project_inputs(self.gru, x)[None]
-        with autocast_disabled(x.device):
-            result = gru_scan(inputs, gates, candidate, initial_state[None], attention, resets)
+        result = scan_units((self.gru,), inputs, initial_state[None], resets, source, self.score)
         assert result.weights is not None
         weights = result.weights.transpose(0, 1)
         ctx.watch(self, "weights", weights[:, None])
@@ -243,12 +306,9 @@ class ForwardGRU(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if state is not None:
             raise ValueError("ForwardGRU encodes whole documents, so it continues from no state")
-        gates = self.gru.gates.weight.mT[None]
-        candidate = self.gru.candidate.weight.mT[None]
         inputs = project_inputs(self.gru, x)[None]
-        with autocast_disabled(x.device):
-            initial_state = inputs.new_zeros(1, x.shape[0], self.dim)
-            result = gru_scan(inputs, gates, candidate, initial_state, None, state_resets(ctx.positions))
+        initial_state = inputs.new_zeros(1, x.shape[0], self.dim)
+        result = scan_units((self.gru,), inputs, initial_state, state_resets(ctx.positions))
         return LayerOutput(result.states_out[0].transpose(0, 1).to(x))
 
 
@@ -292,10 +352,7 @@ class FixedVectorGRU(Layer):
         # the vector of the source is the same at every step, so that its part of the inputs is added before the scan
         inputs = (project_inputs(self.gru, x) + self.context_proj(vectors).transpose(0, 1))[None]
         initial_state, resets = initial_states(ctx.positions, document_states, None if state is None else state.hidden)
-        gates = self.gru.gates.weight.mT[None]
-        candidate = self.gru.candidate.weight.mT[None]
-        with autocast_disabled(x.device):
-            result = gru_scan(inputs, gates, candidate, initial_state[None], None, resets)
+        result = scan_units((self.gru,), inputs, initial_state[None], resets)
         features = torch.cat([result.states_in[0].transpose(0, 1).to(x), x, vectors.to(x)], dim=-1)
         y: Tensor = self.dropout(torch.maximum(*self.readout(features).chunk(2, dim=-1)))
         return LayerOutput(y, None if state is None else FixedVectorState(result.states_out[0, -1]))

@@ -10,7 +10,7 @@ new state, both of which `torch.nn.GRU` does the other way. U_a h_j and C h_j do
 passed in precomputed. Time comes before the batch; several units of one size (`g`) run in parallel.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,24 @@ class StepAttention(NamedTuple):
     values: Float[Tensor, "b s i"]
     energy: Float[Tensor, " a"]
     visible: Bool[Tensor, "l b s"] | None = None
+
+
+class StepMaps(NamedTuple):
+    """The maps with weights of a step: gates and candidate from their inputs and the states (g, b, n), and, with
+    attention, query from the state (b, n) and energies from the features of pairs (b, s, a)."""
+
+    gates: Callable[[Tensor, Tensor], Tensor]
+    candidate: Callable[[Tensor, Tensor], Tensor]
+    query: Callable[[Tensor], Tensor] | None = None
+    energy: Callable[[Tensor], Tensor] | None = None
+
+
+class StepSource(NamedTuple):
+    """What each step attends to: the keys, values and mask of `StepAttention`."""
+
+    keys: Float[Tensor, "b s a"]
+    values: Float[Tensor, "b s i"]
+    visible: Bool[Tensor, "l b s"] | None
 
 
 class StateResets(NamedTuple):
@@ -67,7 +85,32 @@ def gru_scan_reference(
     resets: StateResets | None = None,
 ) -> ScanResult:
     """The definition, a loop over steps; also used for decoding."""
-    return _stack_steps(list(_steps(token_inputs, gates, candidate, state, attention, resets)))
+    maps, source = _maps_of(gates, candidate, attention)
+    return gru_scan_by_maps(token_inputs, maps, state, source, resets)
+
+
+@compiler_disabled
+def gru_scan_by_maps(
+    token_inputs: Float[Tensor, "g l b i"],
+    maps: StepMaps,
+    state: Float[Tensor, "g b n"],
+    source: StepSource | None = None,
+    resets: StateResets | None = None,
+) -> ScanResult:
+    """The same loop for any maps in place of the products with matrices."""
+    return _stack_steps(list(_steps(token_inputs, maps, state, source, resets)))
+
+
+def _maps_of(gates: Tensor, candidate: Tensor, attention: StepAttention | None) -> tuple[StepMaps, StepSource | None]:
+    """The products with these matrices, and what is attended to."""
+    maps = StepMaps(
+        lambda x, state: torch.baddbmm(x, state, gates), lambda x, state: torch.baddbmm(x, state, candidate)
+    )
+    if attention is None:
+        return maps, None
+    query_weight, keys, values, energy, visible = attention
+    maps = maps._replace(query=lambda state: state @ query_weight, energy=lambda pairs: pairs @ energy)
+    return maps, StepSource(keys, values, visible)
 
 
 # outside compiled code, which would unroll every step and recompile for every length
@@ -100,10 +143,9 @@ def gru_scan(
 
 def _steps(
     token_inputs: Tensor,
-    gates: Tensor,
-    candidate: Tensor,
+    maps: StepMaps,
     state: Tensor,
-    attention: StepAttention | None,
+    source: StepSource | None,
     resets: StateResets | None,
     scratch: Tensor | None = None,
 ) -> Iterator[_Step]:
@@ -118,12 +160,15 @@ def _steps(
             state = torch.where(resets.reset[i, :, None], start_state, state)
         query = None
         weights = None
-        if attention is not None:
-            query = state[0] @ attention.query
-            weights = _attention_weights(attention, query, i, scratch)
-            x = x + (weights[:, None] @ attention.values)[:, 0]
-        gate_values = torch.baddbmm(x[..., : 2 * size], state, gates).sigmoid()
-        new_state = torch.baddbmm(x[..., 2 * size :], gate_values[..., size:] * state, candidate).tanh()
+        if source is not None:
+            assert maps.query is not None
+            assert maps.energy is not None
+            query = maps.query(state[0])
+            energies = maps.energy(_pair_features(source.keys, query, scratch))
+            weights = _attention_weights(energies, None if source.visible is None else source.visible[i])
+            x = x + (weights[:, None] @ source.values)[:, 0]
+        gate_values = maps.gates(x[..., : 2 * size], state).sigmoid()
+        new_state = maps.candidate(x[..., 2 * size :], gate_values[..., size:] * state).tanh()
         # h = (1 - z) h + z h~, in the convention in which an update gate of 1 takes the new state
         state_out = state.lerp(new_state, gate_values[..., :size])
         if resets is not None and resets.valid is not None:
@@ -133,18 +178,17 @@ def _steps(
         state = state_out
 
 
-def _attention_weights(attention: StepAttention, query: Tensor, i: int, scratch: Tensor | None) -> Float[Tensor, "b s"]:
+def _attention_weights(energies: Float[Tensor, "b s"], visible: Bool[Tensor, "b s"] | None) -> Float[Tensor, "b s"]:
     """Softmax of the energies over visible positions; zeros where there are none."""
-    energies = _pair_features(attention, query, scratch) @ attention.energy
-    if attention.visible is None:
+    if visible is None:
         return energies.softmax(-1)
-    hidden = ~attention.visible[i]
+    hidden = ~visible
     energies = energies.masked_fill(hidden, -torch.inf).masked_fill(hidden.all(-1, keepdim=True), 0.0)
     return energies.softmax(-1).masked_fill(hidden, 0.0)
 
 
-def _pair_features(attention: StepAttention, query: Tensor, scratch: Tensor | None) -> Float[Tensor, "b s a"]:
-    return torch.add(attention.keys, query[:, None], out=scratch).tanh_()
+def _pair_features(keys: Tensor, query: Tensor, scratch: Tensor | None) -> Float[Tensor, "b s a"]:
+    return torch.add(keys, query[:, None], out=scratch).tanh_()
 
 
 def _stack_steps(steps: list[_Step]) -> ScanResult:
@@ -165,7 +209,8 @@ class _GRUScan(HandwrittenGradient):
         scratch = None
         if attention is not None:
             scratch = torch.empty_like(attention.keys)
-        steps = list(_steps(token_inputs, gates, candidate, state, attention, resets, scratch))
+        maps, source = _maps_of(gates, candidate, attention)
+        steps = list(_steps(token_inputs, maps, state, source, resets, scratch))
         gate_values, candidates = (torch.stack(x, 1) for x in zip(*((step.gates, step.candidate) for step in steps)))
         queries = None
         if attention is not None:
@@ -273,7 +318,7 @@ class _AttentionGradient:
             grad_score = grad_score + self.weight_grads[i]
         # softmax backward
         grad_score = weights * (grad_score - (weights * grad_score).sum(-1, keepdim=True))
-        pairs = _pair_features(attention, self.queries[i], self.scratch)
+        pairs = _pair_features(attention.keys, self.queries[i], self.scratch)
         self.grad_energy += pairs.flatten(0, 1).mT @ grad_score.flatten()
         # tanh' = 1 - tanh^2, and gradients of softmax scores sum to 0, so that the 1 contributes nothing to the query
         pairs.square_()

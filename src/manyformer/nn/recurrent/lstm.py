@@ -24,7 +24,7 @@ from manyformer.nn.core import (
 from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import compiles_attention, send
 from manyformer.nn.runtime.handwritten_gradient import needs_plain_operations
-from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, has_hooks
+from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, is_plain
 
 FORGET_BIAS = 1.0
 """The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""
@@ -147,7 +147,9 @@ class LSTM(Layer):
         layout = positions.layout
         if isinstance(layout, StepLayout):
             return True
-        if positions.position_ids.shape[1] != 1 or torch.is_grad_enabled() or has_hooks(self.cells):
+        if positions.position_ids.shape[1] != 1 or torch.is_grad_enabled():
+            return False
+        if not is_plain(self.cells, nn.LSTM):
             return False
         if isinstance(layout, AlignedLayout):
             ids = positions.segment_ids

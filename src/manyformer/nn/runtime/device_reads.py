@@ -11,6 +11,7 @@ On a CPU, whose operations cost their memory, they take blocks that stay in its 
 buffers (`ScratchBuffer`).
 """
 
+import itertools
 from typing import Any, final
 
 import torch
@@ -24,6 +25,7 @@ BLOCK_ELEMENTS = 96 << 10
 
 _NAMES: dict[tuple[Any, torch.dtype], str] = {}
 _VALUES: dict[str, tuple[Any, torch.dtype]] = {}
+_numbers = itertools.count()
 
 
 def reads_are_free(x: Tensor) -> bool:
@@ -69,7 +71,8 @@ class ConstantTensor:
     def __init__(self, values: tuple[Any, ...], dtype: torch.dtype) -> None:
         self.values = values
         self.dtype = dtype
-        self.name = _NAMES.setdefault((values, dtype), f"values_{len(_NAMES)}")
+        # by a counter, not by their number: two threads that build models must not give two constants one name
+        self.name = _NAMES.setdefault((values, dtype), f"values_{next(_numbers)}")
         _VALUES[self.name] = values, dtype
 
     def __reduce__(self) -> tuple[type["ConstantTensor"], tuple[Any, ...]]:

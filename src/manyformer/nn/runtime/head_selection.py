@@ -7,6 +7,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.base.errors import UserError
+from manyformer.nn.runtime.torch_internals import is_plain
+
 
 class HeadSelection(NamedTuple):
     """The heads that remain of `total`, and the key heads that remain of `kv_total`, by number in ascending order."""
@@ -69,8 +72,18 @@ def head_channels(heads: Sequence[int], width: int) -> list[int]:
     return [head * width + channel for head in heads for channel in range(width)]
 
 
+def check_plain_linear(linear: nn.Module) -> None:
+    """Raise UserError unless a linear map is its matrix and nothing else."""
+    if not is_plain(linear, nn.Linear):
+        raise UserError(
+            f"heads cannot be removed from a {type(linear).__name__} that has hooks, an adapter, parametrizations or "
+            "quantized weights: merge or remove these first"
+        )
+
+
 def select_outputs(linear: nn.Linear, index: Sequence[int]) -> None:
     """Remove all output channels of a linear map but those in `index`, in place."""
+    check_plain_linear(linear)
     select_entries(linear, "weight", index, 0)
     if linear.bias is not None:
         select_entries(linear, "bias", index, 0)
@@ -79,6 +92,7 @@ def select_outputs(linear: nn.Linear, index: Sequence[int]) -> None:
 
 def select_inputs(linear: nn.Linear, index: Sequence[int]) -> None:
     """Remove all input channels of a linear map but those in `index`, in place."""
+    check_plain_linear(linear)
     select_entries(linear, "weight", index, 1)
     linear.in_features = len(index)
 

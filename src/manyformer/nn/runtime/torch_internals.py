@@ -9,7 +9,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from types import CodeType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,7 @@ __all__ = [
     "has_autocast",
     "has_flash_attention_on_cpu",
     "has_hooks",
+    "is_plain",
     "is_traced",
     "is_transformed",
     "lacks_numbers",
@@ -41,11 +42,16 @@ __all__ = [
     "tree_map",
     "tree_structure",
     "tree_unflatten",
+    "weight_dtype",
 ]
 
 
 P = ParamSpec("P")
 T = TypeVar("T")
+M = TypeVar("M", bound=nn.Module)
+
+PLAIN_TENSORS = (Tensor, nn.Parameter)
+"""The types of weights that are numbers in memory: quantized and distributed ones are of other types."""
 
 
 def compiler_disabled(function: Callable[P, T]) -> Callable[P, T]:
@@ -211,5 +217,24 @@ def real_tensors() -> contextlib.AbstractContextManager[Any]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether forward hooks are registered, so that the module must be called as a module."""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    """Whether hooks of its calls are registered, so that the module must be called as a module."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:
+    """Whether the module computes what its class `kind` says and nothing else, so that its weights may be read.
+
+    Adapters and quantization put a module of another class in its place, parametrizations give it a class of its own,
+    pruning adds a hook, and other tools a `forward` of the object or weights of another type. All of these act when
+    the module is called: a form that reads its weights instead is taken where nothing of them is there."""
+    if type(module) is not kind or has_hooks(module) or "forward" in module.__dict__:
+        return False
+    return all(weight is None or type(weight) in PLAIN_TENSORS for weight in module._parameters.values())
+
+
+def weight_dtype(module: nn.Module) -> torch.dtype:
+    """The dtype of the inputs that a module expects: that of its weights, and torch's default where it packs them."""
+    dtypes = (weight.dtype for weight in module.parameters() if weight.is_floating_point())
+    return next(dtypes, torch.get_default_dtype())

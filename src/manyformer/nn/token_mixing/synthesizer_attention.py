@@ -180,13 +180,14 @@ class SynthesizerAttention(MultiHeadLayer):
         self.scores = nn.ModuleList(scores)
         self.mixing_logits = nn.Parameter(torch.zeros(len(scores))) if len(scores) > 1 else None
         self.key_widths = [part.key_width for part in scores]
+        self.value_dim = dim // self.heads
         self.v_proj = nn.Linear(dim, dim)
         self.out_proj = nn.Linear(dim, dim)
         self.source = SelfSource()
         init_glorot(self.v_proj, self.out_proj)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
-        shape = KVShape(self.heads, sum(self.key_widths), self.v_proj.out_features // self.heads)
+        shape = KVShape(self.heads, sum(self.key_widths), self.value_dim)
         return self.source.init_state(CacheSpec(batch, shape, capacity, device, dtype))
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
