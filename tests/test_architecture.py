@@ -89,9 +89,11 @@ PUBLIC = {
     "check_data",
     "check_scorer",
     "collaborate",
+    "compare",
     "convert",
     "draw",
     "early_exit",
+    "evaluate",
     "explain",
     "generate",
     "knn_lm",
@@ -358,7 +360,6 @@ WRITTEN_ELSEWHERE = {
     "training/session.py": ["save"],
     # contracts need torch and NumPy alone, the writer safetensors; the same command writes the page again
     "analysis/contracts/check_report.py": ["write_text"],
-    "analysis/contracts/command.py": ["write_text"],
     # a text, not a file
     "config/run_file.py": ["dump"],
     # a draft folder that becomes the complete one, and one that is set aside

@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,12 +58,34 @@ def test_generate_writes_what_the_library_does(cli: Cli, text_run: Path) -> None
     assert again.out == drawn.out
 
 
+@pytest.mark.parametrize(
+    ("words", "options", "note"),
+    [
+        ((), {}, "the most probable token each time (--greedy)"),
+        (("--greedy",), {"greedy": True}, ""),
+        (("--no-greedy", "--seed", "3"), {"greedy": False, "seed": 3}, "sampled at temperature 1"),
+        (("--top-k", "5", "--seed", "3"), {"top_k": 5, "seed": 3}, "sampled at temperature 1"),
+        (("--temperature", "0.8", "--seed", "3"), {"temperature": 0.8, "seed": 3}, ""),
+        (("--temperature", "0"), {"temperature": 0}, ""),
+        (("--beam", "3"), {"beam": 3}, ""),
+        (("--beam", "3", "--no-repeat-ngram", "2"), {"beam": 3, "no_repeat_ngram": 2}, ""),
+        (("--stop-ids", "7", "--stop-ids", "8"), {"stop_ids": (7, 8)}, "the most probable token each time"),
+    ],
+)
+def test_generate_writes_what_the_function_writes_with_the_same_options(
+    cli: Cli, text_run: Path, words: tuple[str, ...], options: dict[str, Any], note: str
+) -> None:
+    ended = cli("generate", str(text_run), "the", "--max-new", "12", *words)
+    assert ended.out == "the" + mf.generate(mf.load(text_run), "the", max_new=12, **options).text + "\n"
+    assert note in ended.err
+    assert bool(ended.err) == bool(note)
+
+
 def test_generate_has_the_options_of_decoding_with_their_meanings() -> None:
     import_commands()
     helps = {option.name: option.help for option in typer.main.get_command(app).commands["generate"].params}
-    internal = {"no_repeat_ngram", "best", "stop_ids", "use_cache"}
     for name, annotation in DecodingOptions.__annotations__.items():
-        assert (name in helps) == (name not in internal)
+        assert (name in helps) == (name != "use_cache")
         assert helps.get(name, annotation.__metadata__[-1]).startswith(annotation.__metadata__[-1])
 
 
@@ -117,6 +140,9 @@ def test_generate_several_texts(cli: Cli, text_run: Path) -> None:
         (("--beam", "3", "--temperature", "0.5"), "--temperature is for sampling, and --beam does not sample"),
         (("--greedy", "--temperature", "0.5"), "--temperature is for sampling, and --greedy does not sample"),
         (("--greedy", "--samples", "2"), "--samples is for sampling"),
+        (("--no-greedy", "--beam", "2"), "beam search does not sample: leave out greedy"),
+        (("--beam", "2", "--best", "2", "--samples", "2"), "--samples and --best both say how many"),
+        (("--best", "2"), "best is for beam search: give beam as well"),
         (("--greedy", "--beam", "2"), "--greedy and --beam choose tokens in two ways"),
         (("--beam", "2", "--top-p", "0.5"), "--top-p is for sampling"),
         (("--top-p", "7"), "7"),

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from manyformer.analysis.heads.head_importance import HeadValues, head_importance, normalize_layers
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text, report_disk_full
-from manyformer.base.files.figures import panels, write_picture
+from manyformer.base.files.figures import QUIET_COLOR, curve_style, panels, write_picture
 from manyformer.base.files.json_records import AS_OBJECT, Count, FileRecord
 from manyformer.base.files.verified_folder import check_unfinished, unfinished_folder
 from manyformer.base.type_aliases import LogFn
@@ -269,8 +269,8 @@ class QualityCurve(FileRecord):
 
         figure, (axis,) = panels(1, 1)
         heads, values = zip(*((point.heads, point.scores[self.metric]) for point in self.points))
-        axis.plot(heads, values, marker="o", ms=4, lw=1.4)
-        axis.axhline(values[0], color="#999999", lw=0.8, ls="--")
+        axis.plot(heads, values, lw=1.4, **curve_style(0))
+        axis.axhline(values[0], color=QUIET_COLOR, lw=0.8, ls="--")
         where = "" if self.part is None else f" in {self.part}"
         axis.set(xlabel=f"heads of {self.total}{where}, removed by {self.how}", ylabel=f"{self.metric} (validation)")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))

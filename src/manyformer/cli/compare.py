@@ -21,7 +21,7 @@ from manyformer.cli.console import (
     print_result,
     status_line,
 )
-from manyformer.cli.options import JsonOption, complete_comparisons, split_arguments, split_commas
+from manyformer.cli.options import AllOption, JsonOption, complete_comparisons, split_arguments, split_commas
 
 if TYPE_CHECKING:
     from manyformer.analysis.comparisons import ComparisonResult
@@ -72,6 +72,7 @@ def compare(
     ] = False,
     show: Annotated[bool, Option("--show", help="Print the comparison's file and stop.")] = False,
     fresh: Annotated[bool, Option("--fresh", help="Start over; the earlier comparison is moved aside.")] = False,
+    show_all: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train and score the cases of a comparison in the same way, and show one table and one picture.
@@ -93,7 +94,7 @@ def compare(
 
     target, overrides = split_arguments(arguments or [])
     if target is None and not overrides:
-        print_output(_shipped(), as_json=as_json)
+        print_output(_shipped(show_all=show_all), as_json=as_json)
         return
     if show:
         from manyformer.config.load_comparison import find_comparison
@@ -101,6 +102,8 @@ def compare(
         print_result(find_comparison(target or "")[1].read_text(encoding="utf-8").rstrip())
         return
     from manyformer.analysis.comparisons import compare as carry_out_comparison
+    from manyformer.analysis.comparisons.compare import check_comparison
+    from manyformer.analysis.comparisons.suite_report import SuiteResult
     from manyformer.analysis.comparisons.suite_runner import SuiteOptions, run_suite
     from manyformer.config.comparison import Comparison
 
@@ -113,6 +116,9 @@ def compare(
                 raise UserError(f"{name} is for suites, which have tasks; {target} is none")
         if dry_run:
             print_page(_plan_page(comparison, seeds or comparison.file.seeds))
+            # last: the plan is known without the data
+            with status_line(f"checking {comparison.name}") as status:
+                check_comparison(comparison, seeds, out, on_progress=status)
             return
         carry_out = partial(carry_out_comparison, comparison, seeds=seeds, jobs=jobs)
     else:
@@ -127,15 +133,27 @@ def compare(
         print_result(result.to_json().rstrip())
     else:
         print_page(_result_page(result))
+    failures = [failure for _, failure in result.failures] if isinstance(result, SuiteResult) else result.failures
+    for failure in failures:
+        if not isinstance(failure.error, UserError):
+            # a defect: --debug shows where it is
+            raise failure.error
+    if failures:
+        count = "a training has failed" if len(failures) == 1 else f"{len(failures)} trainings have failed"
+        raise UserError(f"{count}, as the notes say; the same command repeats what failed and keeps the rest")
 
 
-def _shipped() -> Output:
+def _shipped(*, show_all: bool) -> Output:
     from manyformer.config import run_description, shipped_comparisons
+    from manyformer.config.shipped import first_sentence
 
     comparisons = {name: run_description(path) for name, path in shipped_comparisons().items()}
     value = [{"name": name, "about": about} for name, about in comparisons.items()]
-    advice = "`manyformer compare NAME` runs one; with --dry-run it prints the plan."
-    return Output(value, [PageTable(("comparison", "about"), comparisons.items()), "", advice])
+    if not show_all:
+        comparisons = {name: first_sentence(about) for name, about in comparisons.items()}
+    advice = "`manyformer compare NAME` runs one, --dry-run prints its plan, --all says more."
+    table = PageTable(("comparison", "about"), comparisons.items(), cut=not show_all)
+    return Output(value, [table, "", advice])
 
 
 def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Comparison | Suite":

@@ -45,16 +45,14 @@ BeamOption = Annotated[int, decoding_option("beam")]
 LengthPenaltyOption = Annotated[float, decoding_option("length_penalty")]
 MaxNewOption = Annotated[int | None, decoding_option("max_new")]
 StepPathOption = Annotated[StepPath | None, decoding_option("step_path")]
-
-TEMPERATURE = 0.8
-"""The default sampling temperature: below 1 favors probable tokens without the repetitions of greedy decoding."""
+BestOption = Annotated[int, decoding_option("best", "Printed with number and score where they are several.")]
 
 TEXT_DECODING = (
-    *("top_k", "top_p", "min_p", "repetition_penalty", "beam", "length_penalty", "max_new", "crop", "stop"),
-    "step_path",
+    *("greedy", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram", "beam", "length_penalty", "best"),
+    *("max_new", "crop", "stop", "stop_ids", "step_path"),
 )
 TEXT_OPTIONS = (
-    *("prompt", "greedy", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
+    *("prompt", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
     *TEXT_DECODING,
 )
 IMAGE_OPTIONS = ("complete", "classes", "tries", "data", "out")
@@ -64,6 +62,7 @@ IMAGE_OPTIONS = ("complete", "classes", "tries", "data", "out")
 @command(
     USE,
     'manyformer generate runs/lm-stdlib "def "',
+    'manyformer generate runs/lm-stdlib "def " --temperature 0.8',
     'manyformer generate runs/lm-stdlib "import " --top-p 0.9 --max-new 100 --samples 3 --seed 1',
     'manyformer generate runs/lm-stdlib "class " --beam 4 --stats',
     'manyformer generate runs/lm-stdlib "def " --datastore runs/lm-stdlib/datastores/train',
@@ -76,7 +75,7 @@ IMAGE_OPTIONS = ("complete", "classes", "tries", "data", "out")
 )
 @decoding_options(
     *("temperature", *TEXT_DECODING, "seed", "samples"),
-    temperature="0.8 for text unless given, 1 for images.",
+    temperature="1 unless given, where another option samples; of images always.",
     samples="1 unless given; or of new images, 64 unless given.",
 )
 def generate(
@@ -86,7 +85,6 @@ def generate(
         str | None, Argument(help="The text to continue; '-' or a pipe reads it. None: a text from its start.")
     ] = None,
     *,
-    greedy: Annotated[bool, Option("--greedy", help="Always take the most probable token.")] = False,
     complete: Annotated[
         int | None,
         Option(min=0, help="Images: number of held-out ones to complete, or to make large again; 8 unless given."),
@@ -116,6 +114,7 @@ def generate(
 ) -> None:
     """Continue a prompt with a trained language model; text is streamed as it is generated.
 
+    The most probable token is taken each time unless an option samples or searches by a beam, as in `mf.generate`.
     A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes; a
     model of classes, images of each class; a model for super-resolution makes small images large.
     """
@@ -138,7 +137,7 @@ def generate(
     refuse_options(
         context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out"
     )
-    text_decoding = _text_decoding(context, decoding, greedy=greedy, use_cache=False if no_cache else None)
+    text_decoding = _text_decoding(context, decoding, use_cache=False if no_cache else None)
     if calibration is not None and datastore is not None:
         raise UserError("--calibration holds for a model without a datastore: leave out one of the two")
     use_calibrated_exits(generator, calibration, text_decoding)
@@ -148,11 +147,9 @@ def generate(
         print_note(str(text_stats))
 
 
-def _text_decoding(
-    context: typer.Context, options: DecodingOptions, *, greedy: bool, use_cache: bool | None
-) -> "Decoding":
-    """The decoding of text: sampling at `TEMPERATURE` unless the options say otherwise."""
-    from manyformer.inference.generate import decoding_from_options
+def _text_decoding(context: typer.Context, options: DecodingOptions, *, use_cache: bool | None) -> "Decoding":
+    """The decoding of text by these options, and a note on the choice of tokens where they leave it open."""
+    from manyformer.inference.generate import GreedyChoice, SampledChoice, decoding_from_options
 
     samples = options.get("samples")
     temperature = options.get("temperature")
@@ -160,21 +157,31 @@ def _text_decoding(
     if samples == 0:
         raise UserError("--samples is 0, but there must be at least one text")
     # each is a way to choose tokens; two of them contradict each other even where they would give the same text
-    choices = {"--greedy": greedy, "--beam": bool(beam), "--temperature 0": temperature == 0}
-    if selected := [option for option, is_selected in choices.items() if is_selected]:
-        if len(selected) > 1:
-            raise UserError(f"{selected[0]} and {selected[1]} choose tokens in two ways: leave one of them out")
+    choices = {"--greedy": options.get("greedy"), "--beam": beam, "--temperature 0": temperature == 0}
+    selected = [option for option, is_selected in choices.items() if is_selected]
+    if len(selected) > 1:
+        raise UserError(f"{selected[0]} and {selected[1]} choose tokens in two ways: leave one of them out")
+    if selected:
         sampling_options = ("temperature", "top_k", "top_p", "min_p", *(() if beam else ("samples",)))
         message = f"{{option}} is for sampling, and {selected[0]} does not sample"
         refuse_options(context, sampling_options, f"{message}: leave one of them out")
-        # a seed is allowed with any of them, and changes nothing; of a beam the samples are the best hypotheses
-        options |= {"temperature": None, "seed": None, "samples": None, "best": samples if beam else None}
-    elif temperature is None:
-        options["temperature"] = TEMPERATURE
+        # a seed is allowed with any of them, and changes nothing
+        options |= {"temperature": None, "seed": None, "samples": None}
+    if beam and samples is not None:
+        # of a beam the samples are the best hypotheses
+        if options.get("best") is not None:
+            raise UserError("--samples and --best both say how many hypotheses of the beam to print: leave one out")
+        options["best"] = samples
     # shells pass these escapes as two characters
     options["stop"] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in options.get("stop") or ())
+    options["stop_ids"] = tuple(options.get("stop_ids") or ()) or None
     options["use_cache"] = use_cache
-    return decoding_from_options(**options)
+    decoding = decoding_from_options(**options)
+    if isinstance(decoding.choice, GreedyChoice) and not selected:
+        print_note("the most probable token each time (--greedy); --temperature 0.8 samples instead")
+    elif isinstance(decoding.choice, SampledChoice) and temperature is None:
+        print_note("sampled at temperature 1; --temperature 0.8 favors probable tokens")
+    return decoding
 
 
 def _with_datastore(
@@ -252,7 +259,7 @@ def translate(
     ] = None,
     *,
     file: Annotated[str | None, Option("--input", "-i", help="Translate each line of this file.")] = None,
-    n_best: Annotated[int, Option(min=1, help="Print the N best of the beam, with line number and score.")] = 1,
+    best: BestOption = 1,
     beam: BeamOption = 4,
     length_penalty: LengthPenaltyOption = 0.6,
     max_new: MaxNewOption = None,
@@ -271,7 +278,7 @@ def translate(
     if text is not None and file is not None:
         raise UserError("give either a text or --input, not both")
     decoding = decoding_from_options(
-        beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new, step_path=step_path
+        beam=beam, length_penalty=length_penalty, best=best, max_new=max_new, step_path=step_path
     )
     translator = load_translator(run, decoding, device, calibration)
     if file is None and text is None and sys.stdin.isatty():
@@ -287,7 +294,7 @@ def translate(
         if as_json:
             print_text(json_line({"source": line, "answers": _parts(answers, "text", "score", "finish")}))
         else:
-            print_text(_ranked(number, answers) if n_best > 1 else answers[0].text or "")
+            print_text(_ranked(number, answers) if best > 1 else answers[0].text or "")
     if stats:
         print_note(str(translator.stats))
 
@@ -302,7 +309,7 @@ def caption(
     run: RunFolderArgument,
     images: Annotated[str, Argument(help="An image file, a folder of image files, or an archive (.npz) of images.")],
     *,
-    n_best: Annotated[int, Option(min=1, help="Print the N best captions of the beam, with their scores.")] = 1,
+    best: BestOption = 1,
     beam: BeamOption = 4,
     length_penalty: LengthPenaltyOption = 0.6,
     max_new: MaxNewOption = None,
@@ -319,13 +326,13 @@ def caption(
 
     model_folder(run)
     decoding = decoding_from_options(
-        beam=beam, length_penalty=length_penalty, best=n_best, max_new=max_new, step_path=step_path
+        beam=beam, length_penalty=length_penalty, best=best, max_new=max_new, step_path=step_path
     )
     for location, captions in caption_images(run, images, decoding, device=resolve_device(device), log=print_note):
         if as_json:
             print_text(json_line({"input": location, "captions": _parts(captions, "text", "score")}))
         else:
-            print_text(_ranked(location, captions) if n_best > 1 else f"{location}\t{captions[0].text}")
+            print_text(_ranked(location, captions) if best > 1 else f"{location}\t{captions[0].text}")
 
 
 @command(

@@ -78,6 +78,7 @@ RunFolderArgument = Annotated[str, Argument(help="The folder of a run.", autocom
 KeywordsArgument = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as depth=4.")
 ]
+AllOption = Annotated[bool, Option("--all", help="Print all details instead of a screen.")]
 AnswerOption = Annotated[str | None, Option(help="The target of an encoder-decoder; its own translation unless given.")]
 BatchOption = Annotated[int, Option(min=1, help="Batch size of generation; does not change results.")]
 CalibrationOption = Annotated[
@@ -101,7 +102,7 @@ StrideOption = Annotated[
 TokenizeOption = Annotated[
     str | None, Option(help="BLEU: sacrebleu's tokenizer, 13a unless given; none for text that is tokenized.")
 ]
-DECODING_NAMES = {"max_new": ("--max-new", "--length"), "crop": ("--crop",)}
+DECODING_NAMES = {"max_new": ("--max-new", "--length"), "crop": ("--crop",), "best": ("--best", "--n-best")}
 """How options of decoding are spelled that have two names, or that would have a second one to switch them off."""
 
 
@@ -118,7 +119,8 @@ def decoding_option(name: str, note: str = "", *, panel: str | None = None) -> A
 def decoding_options(*names: str, **notes: str) -> Callable[[F], F]:
     """Replace a command's parameter `**decoding: Unpack[DecodingOptions]` by these options; `notes` end their helps."""
     # typer has no option that is either a text or several
-    types: dict[str, Any] = {**get_type_hints(DecodingOptions), "stop": list[str] | None}
+    lists = {"stop": list[str] | None, "stop_ids": list[int] | None}
+    types: dict[str, Any] = {**get_type_hints(DecodingOptions), **lists}
 
     def option(name: str) -> Parameter:
         annotation = Annotated[types[name], decoding_option(name, notes.get(name, ""))]  # type: ignore[valid-type]

@@ -60,7 +60,7 @@ def plan(
         devices=device_set,
         tokens=None if tokens is None else parse_quantity(tokens, "--tokens"),
         length=row,
-        batch_tokens=8 * row * device_set.count if batch is None else parse_quantity(batch, "--batch"),
+        batch_tokens=None if batch is None else parse_quantity(batch, "--batch"),
         strategy=strategy,
         bfloat16=precision == "bfloat16",
         checkpointing=checkpointing,

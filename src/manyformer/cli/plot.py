@@ -15,6 +15,7 @@ from manyformer.cli.options import PictureOption, complete_runs
     JUDGE,
     "manyformer plot runs/lm-stdlib",
     "manyformer plot runs/narrow runs/wide --out widths.svg",
+    "manyformer plot runs/lm-stdlib --out column.pdf --width 3.4",
 )
 def plot(
     runs: Annotated[
@@ -25,6 +26,9 @@ def plot(
         Path | None,
         Option(help="The picture (.png, .svg or .pdf): RUN/curves.png, or curves.png here for several runs."),
     ] = None,
+    width: Annotated[
+        float, Option(min=2.5, max=40, help="Width in inches; below 6.4 the panels stand below each other.")
+    ] = 8.4,
 ) -> None:
     """Plot loss, validation score, learning rate and gradient norm over the steps of one or several runs.
 
@@ -33,7 +37,7 @@ def plot(
     from manyformer.analysis.figures import plot_runs
 
     picture = out or (Path(runs[0]) / "curves.png" if len(runs) == 1 else Path("curves.png"))
-    plot_runs(runs, picture)
+    plot_runs(runs, picture, width=width)
     print_result(str(picture))
 
 

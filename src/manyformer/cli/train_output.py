@@ -1,64 +1,70 @@
 """What `manyformer train` prints besides the run: the summary of `--dry-run`, and what follows after training.
 
-That is a sample from the model, the curves, and suggested next commands."""
+That is what the scores mean, the shipped curve of the same run, the model's card, and suggested next commands."""
 
+import textwrap
+from collections.abc import Iterable
 from itertools import islice
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from manyformer.base.errors import UserError
-from manyformer.base.files.text_tables import printable
-from manyformer.base.system import temporary_folder
+from manyformer.base.files.text_tables import printable, printable_line
 from manyformer.cli.console import format_count, print_json, print_result, print_text
 from manyformer.config import RunConfig
-from manyformer.data import HeldOutExample, survey_data
+from manyformer.data import HeldOutExample
 from manyformer.data.pipeline.kind import OpenRequest, kind_of
-from manyformer.data.pipeline.opened import DataSurvey, read_examples
+from manyformer.data.pipeline.opened import read_examples
 from manyformer.inference.generate import decoding_from_options, stream, translate
-from manyformer.models import Model
-from manyformer.models.tasks.masked_language_modelling import HEAD, expected_head
+from manyformer.nn.runtime.devices import OutOfMemory
 from manyformer.recipes import get_recipe
 from manyformer.recipes.parts.model_summary import count_parameters, forward_cost, module_rows
-from manyformer.recipes.parts.registry import build_on_meta, task_of
+from manyformer.recipes.parts.registry import task_of
 from manyformer.training import TrainingEvent, TrainingFinished, TrainResult
-from manyformer.training.build_model import surveyed_model
 from manyformer.training.events import LiveReporter, reporter
 from manyformer.training.optimizers import weight_decay_groups
+from manyformer.training.run_checks import (
+    PlannedModel,
+    check_memory,
+    expected_model,
+    planned_model,
+    survey_run,
+)
 
 SAMPLE_TOKENS = 160
-"""Length in tokens of a language model's sample."""
+"""Length in tokens of a sample."""
 
 TEMPERATURE = 0.7
 SAMPLE_TRANSLATIONS = 3
 """Number of translations shown."""
-
-
-class PlannedModel(NamedTuple):
-    """A model without weights, what was assumed of its data (None: nothing), and the tokens of the longest row."""
-
-    model: Model
-    assumption: str | None
-    row_length: int
+WIDTH = 80
+"""Lines of text are as wide as a terminal at least is."""
 
 
 def print_summary(run: RunConfig) -> None:
     """Print the model and the data as comments, so that the output of `--dry-run` is still a run file."""
-    expected = _expected_model(run)
+    expected = expected_model(run)
     try:
-        survey = _survey(run)
-    except UserError:
-        # the size of the model is known without the data
-        _print_model(run, expected)
+        check_memory(run, expected.model)
+        survey = survey_run(run)
+    except UserError as error:
+        # the size of the model is known without the data; the cost of a step takes long for one that never fits
+        _print_model(run, expected, with_cost=not isinstance(error, OutOfMemory))
         raise
-    _print_model(run, _with_data(run, survey, expected))
-    for subject, text in survey.lines:
+    planned = planned_model(run, survey.data, expected)
+    _print_model(run, planned)
+    for subject, text in survey.data.lines:
         print_result(*(f"# {subject:<8} {line}" for line in text.splitlines()))
+    if (batch := survey.describe_batch()) is not None:
+        print_result(f"# {'batch':<8} the first one has {batch}")
+    check_memory(run, planned.model)
     print_result("# nothing was trained: this was --dry-run")
 
 
 def print_summary_as_json(run: RunConfig) -> None:
     """Print the run, the size of its model and the facts of its data as one JSON document."""
-    survey = _survey(run)
-    planned = _with_data(run, survey, _expected_model(run))
+    survey = survey_run(run).data
+    planned = planned_model(run, survey, expected_model(run))
+    check_memory(run, planned.model)
     print_json(
         {
             "run": run.model_dump(mode="json", by_alias=True),
@@ -71,7 +77,7 @@ def print_summary_as_json(run: RunConfig) -> None:
     )
 
 
-def _print_model(run: RunConfig, planned: PlannedModel) -> None:
+def _print_model(run: RunConfig, planned: PlannedModel, *, with_cost: bool = True) -> None:
     model = planned.model
     assumption = planned.assumption or "with this data"
     print_result()
@@ -84,39 +90,13 @@ def _print_model(run: RunConfig, planned: PlannedModel) -> None:
     print_result(
         f"# weight decay: {decayed:,} parameters decay, {undecayed:,} do not (biases, norms, tables, positions)"
     )
+    if not with_cost:
+        return
     # a row of the data is as long as the model allows at most, unlike the one that is assumed
     length = min(planned.row_length, model.max_length or planned.row_length)
     # a backward pass computes about twice as much as a forward pass
     step = 3 * forward_cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")
-
-
-def _expected_model(run: RunConfig) -> PlannedModel:
-    """The model as far as it is known without the data."""
-    recipe = get_recipe(run.recipe)
-    expected = run.data.expected_keywords(set(recipe.signature.parameters) - set(run.model))
-    head = {}
-    if HEAD in recipe.signature.parameters:
-        head = expected_head(recipe.card.task.variant(run.data.kind))
-    model = build_on_meta(run.recipe, {**head, **run.model, **expected.keywords})
-    return PlannedModel(model, expected.assumption, expected.row_length)
-
-
-def _with_data(run: RunConfig, survey: DataSurvey, expected: PlannedModel) -> PlannedModel:
-    """The model as the data makes it, if the look at it has read all of it."""
-    model = surveyed_model(run, survey, expected.model)
-    if survey.opened is None:
-        return expected
-    longest = max((limit.length for limit in survey.length_limits), default=expected.row_length)
-    return PlannedModel(model, None, longest)
-
-
-def _survey(run: RunConfig) -> DataSurvey:
-    """A look at the data, which leaves no files."""
-    task = get_recipe(run.recipe).card.task.variant(run.data.kind)
-    with temporary_folder() as folder:
-        request = OpenRequest(run.batch.tokens, folder, run.seed)
-        return survey_data(run.data, task.data_forms[run.data.kind], request)
 
 
 class AfterTraining:
@@ -142,27 +122,52 @@ class AfterTraining:
             self.report.close()
 
     def show(self, run: RunConfig, result: TrainResult) -> None:
-        """Print a sample, plot the curves, and print the next commands."""
-        from manyformer.analysis.figures import plot_runs
+        """Say what the scores mean, draw the curves, and print the model's card and the next commands."""
+        from manyformer.analysis.figures.curves import plot_runs, read_curves
+        from manyformer.analysis.shipped_curves import curves_of_same_run, table_beside
 
-        if not self.quiet:
-            self._print_sample(run, result)
         picture = result.out / "curves.png"
-        plot_runs([result.out], picture)
+        curves = read_curves(result.out)
+        shipped = curves_of_same_run(run)
+        plot_runs([result.out], picture, references=[curve.curves for curve in shipped])
         if self.quiet:
             return
-        self._print(f"curves   {picture}")
-        for number, line in enumerate(self.next_commands):
-            self._print(f"{'' if number else 'next':<8} {line}")
-
-    def _print_sample(self, run: RunConfig, result: TrainResult) -> None:
         model: Any = result.load()
-        task = task_of(model)
+        self._print_sample(model, run, result)
+        self._print_text("means", self._meaning(run, result))
+        if shipped:
+            text = f"bits per byte beside the shipped run ({shipped[0].data})"
+            last = shipped[0].rows[-1]["step"]
+            if result.step < last:
+                text += f"; this run has made {result.step:,} of its {last:,.0f} steps"
+            self._print_text("beside", text)
+            self._print_lines("", table_beside(shipped, curves))
+        self._print(f"curves   {picture}")
+        sizes = ", ".join(f"{name} {value}" for name, value in run.model.items())
+        card = get_recipe(run.recipe).card
+        tokens = format_count(curves.rows[-1]["tokens"])
+        text = f"{card.title} ({run.recipe}{': ' * bool(sizes)}{sizes}), {count_parameters(model):,} parameters"
+        self._print_text("card", f"{text}, trained on {tokens} tokens; paper: {card.paper}")
+        self._print(f"         {result.out / 'model' / 'README.md'}")
+        self._print_lines("next", self.next_commands)
+
+    def _meaning(self, run: RunConfig, result: TrainResult) -> str:
+        from manyformer.analysis.baselines import meaning_of_scores
+
+        try:
+            return meaning_of_scores(run, result)
+        except UserError as error:
+            # the model is trained, whatever has become of its data
+            return f"the scores could not be set beside guesses without a model: {error}"
+
+    def _print_sample(self, model: Any, run: RunConfig, result: TrainResult) -> None:
+        """Print what a reader can judge: translations beside their references, continuations of generated rows."""
         prompt_of = kind_of(run.data).sample_prompt
-        if task.generates == "continuation" and prompt_of is not None:
+        generates = task_of(model).generates
+        if generates == "continuation" and prompt_of is not None:
             prompt = prompt_of(run.data, OpenRequest(run.batch.tokens, result.out / "data"))
             self._sample_text(model, prompt, run.seed)
-        elif task.generates == "answer":
+        elif generates == "answer":
             examples = islice(read_examples(result.out / "data", "valid"), SAMPLE_TRANSLATIONS)
             self._sample_translations(model, list(examples))
 
@@ -184,6 +189,14 @@ class AfterTraining:
         texts = translate(model, [held_out.source for held_out in examples], tokenizer=model.tokenizer)
         for example, text in zip(examples, texts):
             self._print(f"sample   {example.source}\n      →  {text}\n   ref.  {example.target}")
+
+    def _print_text(self, subject: str, text: str) -> None:
+        self._print_lines(subject, textwrap.wrap(printable_line(text), WIDTH - 9, break_long_words=False))
+
+    def _print_lines(self, subject: str, lines: Iterable[str]) -> None:
+        """Print lines of which the first is headed by their subject."""
+        for number, line in enumerate(lines):
+            self._print(f"{'' if number else subject:<8} {line}")
 
     def _print(self, text: str) -> None:
         print(printable(text), file=self.out, flush=True)

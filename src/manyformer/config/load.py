@@ -10,12 +10,13 @@ from typing import Any, NamedTuple, Protocol
 
 from manyformer.base.errors import UserError, UserErrors, suggest_names
 from manyformer.base.files.json_records import special_kind
+from manyformer.config.data_sections import GivenData
 from manyformer.config.overrides import SettingOverride, parse_overrides, place_overrides
 from manyformer.config.run import RunConfig
 from manyformer.config.run_file import read_run_file
 from manyformer.config.setting_layers import SettingError, SettingLayer, stack
 from manyformer.config.setting_names import selected_member, tag_of
-from manyformer.config.shipped import shipped_runs
+from manyformer.config.shipped import is_shipped, shipped_runs
 from manyformer.config.training_sections import NoamSchedule
 from manyformer.config.validation_errors import validate
 
@@ -157,6 +158,8 @@ def merge_run(target: RunTarget, overrides: Sequence[str] | Mapping[str, Any], r
         raise UserErrors(dict.fromkeys(str(error) for error in sorted(errors, key=_sort_key)))
     if saved is not None and signature is not None:
         run = with_saved_keywords(run, saved, signature)
+    if signature is not None:
+        run = with_row_length(run, merged, signature)
     recorded = {} if imports is None else {"imports": imports}
     return run.model_copy(update={**recorded, "out": run.out or f"runs/{target.name}"})
 
@@ -205,6 +208,21 @@ def with_saved_keywords(run: RunConfig, saved: InitialModel, signature: inspect.
     return run.model_copy(update={"model": {**taken, **run.model}})
 
 
+def with_row_length(run: RunConfig, settings: SettingLayer, signature: inspect.Signature) -> RunConfig:
+    """The run with rows of text as short as its model, unless the user has set `data.length`.
+
+    A length in a run file of the package is a default as well: it was chosen for the model of that file."""
+    parameter = signature.parameters.get("max_length")
+    if parameter is None or not run.data.fills_rows:
+        return run
+    max_length = run.model.get("max_length", parameter.default)
+    location = settings.location_of(("data", "length"))
+    is_default = "length" not in settings.data.get("data", {}) or is_shipped(location.file)
+    if not is_default or type(max_length) is not int or max_length >= run.data.row_length:
+        return run
+    return run.model_copy(update={"data": run.data.model_copy(update={"length": max_length})})
+
+
 def _task_defaults(task: TaskProtocol) -> dict[str, Any]:
     """The kind of data and the metric of a run that sets none."""
     return {"data": {"kind": next(iter(task.data_forms))}, "evaluate": {"metric": next(iter(task.metrics))}}
@@ -240,7 +258,8 @@ def describe_misfits(recipe: str, task: TaskProtocol, kind: str | None, metric: 
     """A message for each setting that the task does not have: the kind of data and the metric, None if unset."""
     messages = {}
     kinds = task.data_kinds()
-    if kind not in (None, *kinds):
+    # any task may be given batches, which are then its own
+    if kind not in (None, GivenData.model_fields["kind"].default, *kinds):
         messages["data.kind"] = f"{recipe} ({task.name}) learns from {' or '.join(kinds)}, not from {kind}"
     # the metrics are those of the task on this kind of data
     task = task.variant(kind or kinds[0])
@@ -331,7 +350,8 @@ def _resolve_target(target: str | Path, recipes: RecipeLookup) -> RunTarget:
         raise UserErrors(
             [f"there is no run file, shipped run or recipe '{name}'{suggestion}" if suggestion else problem]
         )
-    return RunTarget(name, [SettingLayer({"recipe": name})], [])
+    # a class in a file, whose run has a folder without the colon
+    return RunTarget(name.replace(".py:", "-"), [SettingLayer({"recipe": name})], [])
 
 
 def _suggestion(text: str) -> str:

@@ -121,6 +121,10 @@ def leaf(name: str) -> str:
 
 def suggest_setting(unknown_name: str, valid_names: Sequence[str]) -> str:
     """The end of an error message about an unknown setting: similar names, or the valid names."""
+    section, _, setting = unknown_name.partition(".")
+    if unknown_name in valid_names and setting:
+        # as on the command line, in a file
+        return f"a file has sections: write {section}: {{{setting}: VALUE}}"
     suggestions = _similar_names(unknown_name, valid_names)
     if suggestions:
         return f"did you mean {' or '.join(suggestions[:3])}?"

@@ -11,10 +11,14 @@ StepPath = Literal["auto", "eager", "static", "graph"]
 class DecodingOptions(TypedDict, total=False):
     """The flat options of decoding with bounds and meanings; None and a missing option mean the same."""
 
+    greedy: Annotated[
+        bool | None,
+        "Always take the most probable token, as without any option that chooses; False samples.",
+    ]
     temperature: Annotated[
         float | None,
         Ge(0),
-        "Below 1 favors probable tokens, above 1 improbable ones; 0 always takes the most probable token.",
+        "Sample: below 1 favors probable tokens, above 1 improbable ones; 0 always takes the most probable token.",
     ]
     top_k: Annotated[int | None, Ge(1), "Sample among the K most probable tokens."]
     top_p: Annotated[float | None, "Sample among the most probable tokens that sum to this probability."]

@@ -16,13 +16,13 @@ from manyformer.config import RunConfig
 from manyformer.conversion.surgery.lora import attach_lora, is_head
 from manyformer.data import open_data
 from manyformer.data.batching.epochs import TrainingFeed
-from manyformer.data.pipeline.opened import DataSurvey, OpenedData, check_lengths
+from manyformer.data.pipeline.kind import kind_of
+from manyformer.data.pipeline.opened import OpenedData
 from manyformer.models import Model
 from manyformer.models.tasks.masked_language_modelling import HEAD
 from manyformer.nn.runtime.devices import KINDS, available_devices, check_model_fits, device_kind
 from manyformer.nn.runtime.torch_internals import compile_backward_as_eager
 from manyformer.recipes import build, get_recipe
-from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.checkpoints import CheckpointStore
 from manyformer.training.engine import TrainingEngine
 from manyformer.training.layers import checkpoint_activations, layer_depths
@@ -40,10 +40,12 @@ _CONFLICT_REMEDIES = {"block_height": _BLOCK_REMEDY, "block_width": _BLOCK_REMED
 
 def open_run_data(run: RunConfig, out: Path, log: LogFn) -> OpenedData:
     """Open the training and validation data of a run."""
-    form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms[run.data.kind]
+    # refuses batches that only a program can give
+    kind = kind_of(run.data)
+    task = get_recipe(run.recipe).card.task.variant(kind.name)
     return open_data(
         run.data,
-        form,
+        task.data_forms[kind.name],
         batch_tokens=run.batch.tokens,
         cache=out / "data",
         seed=run.seed,
@@ -59,10 +61,8 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     the model cannot be trained in the memory of the device.
     """
     keywords = model_keywords(run, data)
-    # weights, their gradients and the two running means of Adam; FSDP divides them among the processes
-    copies = 1 if run.strategy == "fsdp" else 4
     build_run = partial(build, run.recipe, **keywords)
-    check_model_fits(build_run, run.recipe, keywords, copies=copies, device=device)
+    check_model_fits(build_run, run.recipe, keywords, copies=training_copies(run), device=device)
     model = build_run()
     # of the built model, which may have a length of its own
     data.check_length(model.max_length)
@@ -78,21 +78,16 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     return model
 
 
-def surveyed_model(run: RunConfig, survey: DataSurvey, expected: Model) -> Model:
-    """The model of a run, without weights, by what a look at its data found.
-
-    That is `expected`, the model as far as it is known without the data, unless the data was read as a whole. Raises
-    UserError if training would refuse the model with this data."""
-    if survey.opened is None:
-        if not _takes_length_of_data(run):
-            check_lengths(survey.length_limits, expected.max_length)
-        return expected
-    model = build_on_meta(run.recipe, model_keywords(run, survey.opened))
-    survey.opened.check_length(model.max_length)
-    return model
+def training_copies(run: RunConfig) -> int:
+    """How many numbers a process holds for each weight."""
+    # FSDP divides them among the processes
+    if run.strategy == "fsdp":
+        return 1
+    # weights, their gradients and the two running means of Adam
+    return 4
 
 
-def _takes_length_of_data(run: RunConfig) -> bool:
+def takes_length_of_data(run: RunConfig) -> bool:
     return "max_length" in get_recipe(run.recipe).signature.parameters and run.model.get("max_length") is None
 
 
@@ -119,7 +114,7 @@ def model_keywords(run: RunConfig, data: OpenedData) -> dict[str, Any]:
             remedy = _CONFLICT_REMEDIES.get(name, "leave it out")
             raise UserError(f"model.{name} is {run.model[name]}, but the data makes it {_format(value)}; {remedy}")
     keywords: dict[str, Any] = {**run.model, **data_keywords}
-    if _takes_length_of_data(run):
+    if takes_length_of_data(run):
         keywords["max_length"] = max(limit.length for limit in data.length_limits)
     return keywords
 

@@ -40,7 +40,7 @@ def load_initial_weights(model: Model, path: str, data: OpenedData) -> str:
     folder = model_folder(path)
     # first, for its sentence about folders of another library
     saved_recipe = read_spec(folder).recipe
-    _check_tokenizers(folder, data)
+    check_tokenizers(folder, data)
     # the weights are renamed and reshaped step by step, and each step adds its sentence
     tensors = _read_without_heads(folder, model)
     sentences = [f"weights initialized from {path}{_describe_keywords(folder, model)}"]
@@ -181,7 +181,8 @@ def _match_weights(model: Model, tensors: dict[str, Tensor]) -> dict[str, Tensor
     return matched
 
 
-def _check_tokenizers(folder: Path, data: OpenedData) -> None:
+def check_tokenizers(folder: Path, data: OpenedData) -> None:
+    """Raise UserError if the data has other tokenizers than the saved model in a folder."""
     # files are compared as they are saved, whatever kind of tokenizer they hold
     with temporary_folder() as data_folder:
         data.save(data_folder)

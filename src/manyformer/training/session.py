@@ -14,9 +14,10 @@ from manyformer.base.files.atomic_files import DiskFull, NotWritable, atomic_wri
 from manyformer.base.files.verified_folder import VerifiedFolder
 from manyformer.base.system import StopSignal, handle_stop_signals, resumable
 from manyformer.base.type_aliases import LogFn
-from manyformer.config import RUN_FILE, RunConfig, dump_run
+from manyformer.config import RUN_FILE, GivenData, RunConfig, dump_run
 from manyformer.conversion.surgery.lora import merge_lora
 from manyformer.data.pipeline.opened import OpenedData
+from manyformer.models import Model
 from manyformer.models.model_files import GENERATION_FILE, GenerationSettings, read_spec, replacement_folder
 from manyformer.models.scores import is_comparable
 from manyformer.nn.attention.head_gates import GATES_FILE, attach_gates, fold_gates
@@ -24,6 +25,7 @@ from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.devices import OutOfMemory, report_out_of_memory, use_device
 from manyformer.nn.runtime.training_hooks import uses_neighbours
 from manyformer.recipes import get_recipe
+from manyformer.recipes.parts.own_modules import LossFn
 from manyformer.training.ahead_feed import (
     AheadFeed,
     DeviceCopies,
@@ -53,6 +55,7 @@ from manyformer.training.events import (
     reporter,
     silent,
 )
+from manyformer.training.given_training import GivenTraining, ModelSource
 from manyformer.training.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.training.metrics import MetricsFiles, MetricsSink, open_trackers
 from manyformer.training.process_group import (
@@ -63,6 +66,7 @@ from manyformer.training.process_group import (
     process_group_from_environment,
 )
 from manyformer.training.process_state import seed_everything
+from manyformer.training.run_checks import check_before_data
 from manyformer.training.run_folder import (
     RESULT_FILE,
     as_training_run,
@@ -77,15 +81,24 @@ from manyformer.training.train_state import TrainState, end_reason, make_schedul
 from manyformer.training.training_loop import TrainingLoop
 from manyformer.training.validation import ResultRecord, Validator, WeightChoice, choose_weights, model_card, plain_pass
 
+NEXT_COMMANDS = 3
+"""So many commands that use the model are shown at the end."""
+
+ModelBuilder = Callable[[RunConfig, OpenedData, torch.device], Model]
+"""Builds the model of a run, whose data decides some of its keywords."""
+
 DataOpener = Callable[[RunConfig, Path, LogFn], OpenedData]
 """Opens the data of a run; prepared data is written to the run folder, slow steps are logged."""
 
 
 @resumable()
 def train(
-    run: RunConfig | str | Path,
+    run: RunConfig | str | Path | ModelSource | GivenTraining,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
+    data: Any = None,
+    eval_data: Any = None,
+    loss: LossFn | None = None,
     fresh: bool = False,
     on_event: EventListener | None = None,
 ) -> TrainResult:
@@ -96,9 +109,25 @@ def train(
     training events (manyformer.training.events); None prints them on standard output. Raises UserError for mistakes
     that the user can correct, `TrainingInterrupted` after Ctrl-C or SIGTERM, and `ProcessFailed` where another of
     torchrun's processes has gone.
+
+    With `data`, `run` is a recipe's name, a module of this library or any other, which is trained in place, or a class
+    or function that gives one, whose weights the seed decides. `data` gives batches: a DataLoader, a list, a function
+    that gives an iterator, an iterator, or a data set of torch or of `datasets`, whose rows are put into batches of
+    batch.tokens. A batch is a tensor of token rows, a pair (input, target), or a mapping of what `forward` takes. The
+    module returns logits, a loss or both; `loss(output, target)` is for other outputs. `eval_data` is scored.
     """
     with ExitStack() as resources:
-        config = as_training_run(run, overrides)
+        objects = None
+        if isinstance(run, GivenTraining):
+            objects = run
+            config = objects.run
+        elif data is not None or not isinstance(run, RunConfig | str | Path):
+            objects = GivenTraining.of(run, overrides, data, eval_data, loss)
+            config = objects.run
+        else:
+            if eval_data is not None or loss is not None:
+                raise UserError("eval_data and loss go with data=; a run of this kind names its own data")
+            config = as_training_run(run, overrides)
         # a listener of the caller is the caller's to close
         listener = reporter() if on_event is None else on_event
         if on_event is None and isinstance(listener, LiveReporter):
@@ -110,19 +139,26 @@ def train(
 
             return launch(config, fresh=fresh, on_event=listener)
         if process_group is None:
-            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener)
+            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener, objects=objects)
         # a launcher repeats the command when it starts processes again, and each time would begin anew
         if fresh:
             remedy = f"rename {config.out}, or choose another out"
             raise UserError(f"fresh would start over whenever torchrun starts the processes again; {remedy}")
         with name_lost_process():
-            return train_in_process(config, process_group, fresh=False, on_event=listener)
+            return train_in_process(config, process_group, fresh=False, on_event=listener, objects=objects)
 
 
 def train_in_process(
-    run: RunConfig, process_group: ProcessGroup, *, fresh: bool, on_event: EventListener
+    run: RunConfig,
+    process_group: ProcessGroup,
+    *,
+    fresh: bool,
+    on_event: EventListener,
+    objects: GivenTraining | None = None,
 ) -> TrainResult:
-    """Train a run in this process of the group; only the main process reports events."""
+    """Train a run in this process of the group; only the main process reports events.
+
+    A model and data that are objects take the place of those that the run names."""
     assert run.out is not None
     out = Path(run.out)
     device = choose_device(run.device, process_group)
@@ -140,7 +176,13 @@ def train_in_process(
                 resources.enter_context(locked_folder(out))
                 on_event = broadcast(on_event, log_file_reporter(out / "log.txt"))
         return TrainingSession(
-            run, out, on_event if process_group.is_main_process else silent, stop_signal, open_run_data, process_group
+            run,
+            out,
+            on_event if process_group.is_main_process else silent,
+            stop_signal,
+            open_run_data if objects is None else objects.open_data,
+            process_group,
+            build_model if objects is None else objects.build_model,
         ).train()
 
 
@@ -155,11 +197,13 @@ class TrainingSession:
         stop_signal: StopSignal,
         open_data: DataOpener,
         process_group: ProcessGroup = SINGLE_PROCESS_GROUP,
+        build: ModelBuilder = build_model,
     ) -> None:
         self.run = run
         self.out = out
         self.on_event = on_event
         self.process_group = process_group
+        self._build = build
         self.card = get_recipe(run.recipe).card
         self.task = self.card.task.variant(run.data.kind)
         device = choose_device(run.device, process_group)
@@ -169,6 +213,8 @@ class TrainingSession:
         if checkpoint is None and run.init_from is not None:
             # refused now, because data may take long to prepare
             read_spec(model_folder(run.init_from))
+        if checkpoint is None:
+            check_before_data(run, device)
         self._write_settings(checkpoint, device)
         smaller = "make data.length, batch.tokens or the other sizes of the data smaller"
         # the main process writes the prepared data, which the others then read
@@ -208,7 +254,7 @@ class TrainingSession:
         """Build the model as it is trained; without a checkpoint, which has the weights, also with its first ones."""
         # the seed decides the weights, whatever the preparation of the data has drawn
         seed_everything(self.run.seed)
-        self.model = build_model(self.run, self.data, device)
+        self.model = self._build(self.run, self.data, device)
         if checkpoint is None:
             self._init_weights(self.run.init_from)
         # the weights are those of the checkpoint, but no checkpoint holds how texts begin and end
@@ -278,8 +324,14 @@ class TrainingSession:
 
     def _report_finished(self, result: TrainResult) -> TrainResult:
         """Report the result with commands that use the trained model."""
-        commands = (f"manyformer evaluate {self.out}", f"manyformer plot {self.out}")
-        self.on_event(TrainingFinished(result, (*self.task.next_commands(self.out, self.run.data), *commands)))
+        commands = [f"manyformer plot {self.out}"]
+        # no command can read data that a program gives
+        if not isinstance(self.run.data, GivenData):
+            own_commands = self.task.next_commands(self.out, self.run.data)
+            commands = [*own_commands, f"manyformer evaluate {self.out}", *commands]
+        if "attention_maps" in self.card.reasons:
+            commands = [line for line in commands if not line.startswith("manyformer view ")]
+        self.on_event(TrainingFinished(result, tuple(commands[:NEXT_COMMANDS])))
         return result
 
     def _finished_result(self) -> TrainResult | None:

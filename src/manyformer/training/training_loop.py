@@ -317,7 +317,7 @@ class TrainingLoop:
 
     def _evaluate(self, *, due: bool) -> None:
         train_state = self.train_state
-        if not due or train_state.last_evaluated_step == train_state.step:
+        if not due or train_state.last_evaluated_step == train_state.step or not self.validator.has_data:
             return
         start_time = time.perf_counter()
         work = f"in the evaluation of step {train_state.step}"

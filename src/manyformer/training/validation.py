@@ -16,6 +16,7 @@ from manyformer.models.scores import is_comparable, rank_key
 from manyformer.models.tasks import ScoreSums, Task
 from manyformer.nn.batches import Batch
 from manyformer.recipes import RecipeCard
+from manyformer.recipes.parts.own_modules import OwnModule
 from manyformer.training.ahead_feed import PassReader
 from manyformer.training.engine import TrainingEngine
 from manyformer.training.events import TrainResult
@@ -29,6 +30,20 @@ ScorerFactory = Callable[..., Callable[[Batch], BatchScore]]
 def plain_pass(batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
     """A pass over batches that are read when their turn comes."""
     yield iter(batches)
+
+
+def validation_batches(batches: HeldOutBatches, config: EvaluateConfig) -> Iterator[Batch]:
+    """The configured number of held-out batches, spread evenly because held-out sequences are sorted by length.
+
+    Batches whose rows continue are taken from the first one on.
+    """
+    available = len(batches)
+    count = min(available, config.batches or available)
+    if batches.rows_continue:
+        return itertools.islice(batches, count)
+    # the first, and then every so many
+    indices = {index * available // count for index in range(count)}
+    return (batch for index, batch in enumerate(batches) if index in indices)
 
 
 class Validator:
@@ -58,7 +73,7 @@ class Validator:
         """The scores of the current weights; None if `stop` ended the pass early."""
         sums = ScoreSums()
         score = self._scorer(rows_continue=self._batches.rows_continue)
-        with self._read(self._select_batches()) as batches:
+        with self._read(validation_batches(self._batches, self._config)) as batches:
             for batch in batches:
                 if stop():
                     return None
@@ -70,18 +85,10 @@ class Validator:
         total = ScoreSums(nats, int(targets), int(correct), defaultdict(float, zip(names, other_sums)))
         return self._task.validation(total, self._units)
 
-    def _select_batches(self) -> Iterator[Batch]:
-        """The configured number of batches, spread evenly because held-out sequences are sorted by length.
-
-        Batches whose rows continue are taken from the first one on.
-        """
-        available = len(self._batches)
-        count = min(available, self._config.batches or available)
-        if self._batches.rows_continue:
-            return itertools.islice(self._batches, count)
-        # the first, and then every so many
-        indices = {index * available // count for index in range(count)}
-        return (batch for index, batch in enumerate(self._batches) if index in indices)
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to score."""
+        return len(self._batches) > 0
 
     def score_names(self) -> list[str]:
         """The names of the scores, in the order of the task."""
@@ -163,12 +170,17 @@ def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[st
     parameters = sum(weight.numel() for weight in model.parameters())
     table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
     data_lines = "\n".join(printable_line(f"- {line}") for line in data)
+    origin = f"from the recipe `{card.name}`"
+    loading = '`manyformer.load("this folder")`'
+    if isinstance(model, OwnModule):
+        origin = f"of `{card.name}`, a module that only its own program builds"
+        loading = '`safetensors.torch.load_model(module, "model.safetensors")`'
     return f"""# {card.title}
 
 {card.paper}. {card.summary}
 
-Made by manyformer from the recipe `{card.name}`, {parameters:,} parameters. Load it with
-`manyformer.load("this folder")`.
+Made by manyformer {origin}, {parameters:,} parameters. Load it with
+{loading}.
 
 ## Data
 

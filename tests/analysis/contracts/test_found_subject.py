@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from strangers import STRANGERS, LastAlone, OneToken
+from strangers import STRANGERS, LastAlone, LongConvolution, OneToken, PaddedConvolution
 from torch import Tensor, nn
 
 import manyformer as mf
@@ -103,6 +103,15 @@ def test_a_sound_stranger_is_red_or_a_fault_green(model: Any) -> None:
     # what is right is shown, not left out
     assert report["batch"].verdict == "passed"
     assert report["causal"].verdict in ("passed", "failed") or model is LastAlone
+
+
+def test_a_gradient_from_the_future_hides_at_the_greatest_length() -> None:
+    """A filter of the greatest length wraps around in the transform of a short sequence, and in none of that length."""
+    row = mf.check(LongConvolution(), only=["causal-gradient"])["causal-gradient"]
+    assert row.verdict == "failed", row.sentence
+    row = mf.check(PaddedConvolution(), only=["causal-gradient"])["causal-gradient"]
+    assert row.verdict == "passed", row.sentence
+    assert row.sentence.endswith("at 128 tokens and at 64"), row.sentence
 
 
 def test_logits_of_the_last_token_alone_are_not_called_for_each_prefix() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from manyformer.analysis.figures import curves, plot_runs
 from manyformer.base.errors import UserError
+from manyformer.base.files.figures import BACKGROUND_COLOR
 
 
 def run_folder(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -59,6 +60,65 @@ def test_without_bits_accuracy_is_drawn(tmp_path: Path, drawn: list[Any]) -> Non
     assert lines(drawn[0].axes[1])["run"] == [(20, 0.5), (40, 0.5)]
     assert drawn[0].axes[1].get_ylabel() == "validation: accuracy"
     assert set(lines(drawn[0].axes[0])) == {"training", "validation"}
+
+
+def test_training_and_validation_differ_in_color_and_in_line_style(tmp_path: Path, drawn: list[Any]) -> None:
+    one = run_folder(tmp_path / "one", rows(1.0))
+    two = run_folder(tmp_path / "two", rows(2.0))
+    for runs in ([one], [one, two]):
+        plot_runs(runs, tmp_path / "curves.png")
+    for figure in drawn:
+        styles = {(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines}
+        pairs = list(zip(figure.axes[0].lines[::2], figure.axes[0].lines[1::2], strict=True))
+        assert len(styles) == 2 * len(pairs)
+        for training, validation in pairs:
+            assert training.get_color() != validation.get_color()
+            assert (training.get_linestyle(), validation.get_linestyle()) == ("-", "--")
+
+
+def test_no_panel_has_a_single_dot_or_none(tmp_path: Path, drawn: list[Any]) -> None:
+    several = rows(1.0)
+    short = [several[0], {"step": 10, "valid_loss": 0.3, "valid_bits_per_byte": 0.2}]
+    once = [*several[:1], several[2], {"step": 50, "valid_loss": 0.3, "valid_bits_per_byte": 0.2}]
+    runs = {"short": short, "once": once, "bare": several[:1]}
+    folders = {name: run_folder(tmp_path / name, metrics) for name, metrics in runs.items()}
+    for chosen in (["short"], ["once"], ["short", "once"], ["short", "bare"]):
+        plot_runs([folders[name] for name in chosen], tmp_path / "curves.png")
+        for axis in drawn[-1].axes:
+            assert sum(len(line.get_xdata()) for line in axis.lines) > 1, chosen
+    # what has no panel of its own is told
+    plot_runs([folders["short"]], tmp_path / "curves.png")
+    assert "validation: bits per byte 0.2 at step 10" in drawn[-1].get_suptitle().replace("\n", " ")
+    # a loss alone is shown with its value
+    plot_runs([folders["bare"]], tmp_path / "curves.png")
+    assert [text.get_text() for text in drawn[-1].axes[0].texts] == ["0.1"]
+
+
+def test_the_legend_of_many_runs_covers_no_panel_and_names_each(tmp_path: Path, drawn: list[Any]) -> None:
+    runs = [run_folder(tmp_path / f"run-{number}", rows(1.0 + number)) for number in range(24)]
+    plot_runs(runs, tmp_path / "curves.png")
+    (legend,) = drawn[0].legends
+    assert {text.get_text() for text in legend.get_texts()} == {run.name for run in runs} | {"training", "validation"}
+    assert not any(axis.get_legend() for axis in drawn[0].axes)
+    box = legend.get_window_extent()
+    assert not any(axis.get_tightbbox().overlaps(box) for axis in drawn[0].axes)
+
+
+def test_references_stand_in_gray_behind_the_run(tmp_path: Path, drawn: list[Any]) -> None:
+    reference = curves.RunCurves("shipped", [{"step": 10, "loss": 3.0}, {"step": 50, "loss": 2.0}])
+    plot_runs([run_folder(tmp_path / "run", rows(1.0))], tmp_path / "curves.png", references=[reference])
+    behind = min(drawn[0].axes[0].lines, key=lambda line: line.get_zorder())
+    assert list(behind.get_ydata()) == [3.0, 2.0]
+    assert behind.get_color() == BACKGROUND_COLOR
+    assert [text.get_text() for text in drawn[0].legends[0].get_texts()] == ["training", "validation", "shipped"]
+
+
+def test_a_column_of_a_page_has_its_panels_below_each_other(tmp_path: Path, drawn: list[Any]) -> None:
+    plot_runs([run_folder(tmp_path / "run", rows(1.0))], tmp_path / "column.pdf", width=3.4)
+    assert drawn[0].get_figwidth() == 3.4
+    assert len({round(axis.get_position().x1, 2) for axis in drawn[0].axes}) == 1
+    # fonts that a publisher can read, not outlines of bitmaps
+    assert b"/Type3" not in (tmp_path / "column.pdf").read_bytes()
 
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("deep/a.svg", b"<?xml"), ("a.PDF", b"%PDF")])

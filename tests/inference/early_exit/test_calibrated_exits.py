@@ -90,7 +90,7 @@ def test_a_run_without_test_data_needs_other_texts(tmp_path: Path, capsys: pytes
     assert command([*greedy, "--max-new", "4"]) == 0
     assert command(greedy) == 2
     assert "holds for greedy decoding with max_new 4, and this is max_new by default" in capsys.readouterr().err
-    assert command(["generate", str(folder), "sea", "--max-new", "4", "--calibration", str(file)]) == 2
+    assert command(["generate", str(folder), "sea", "--seed", "1", "--max-new", "4", "--calibration", str(file)]) == 2
     assert "and this is sampling" in capsys.readouterr().err
     assert command(["evaluate", str(folder), "--calibration", str(file)]) == 2
     assert "the scores of a language model generate none" in capsys.readouterr().err

@@ -257,7 +257,7 @@ def _draw(report: BenchReport, path: Path) -> None:
         axes[column].set_title(TITLES[kind], fontsize="medium")
         _panel(axes[len(kinds) + column], report, kind, lambda cell: None if not cell.memory else cell.memory / 1e6)
         axes[len(kinds) + column].set_title(MEMORY_TITLES[kind], fontsize="medium")
-    add_legend(axes[0])
+    add_legend(figure)
     figure.suptitle(report.machine.description)
     write_picture(figure, path)
 
@@ -270,7 +270,7 @@ def _panel(axis: "Axes", report: BenchReport, kind: BenchKind, value: Callable[[
         points = [(cell.length, y) for cell in cells if (y := value(cell)) is not None]
         if points:
             xs, ys = zip(*points)
-            axis.plot(xs, ys, marker="o", ms=3.5, lw=1.6, label=label, **curve_style(number))
+            axis.plot(xs, ys, lw=1.6, label=label, **curve_style(number))
     axis.set_xscale("log", base=2)
     axis.set(yscale="log", xlabel="length (tokens)")
     axis.set_xticks(report.lengths, [f"{length:,}" for length in report.lengths], minor=False)

@@ -25,10 +25,11 @@ class _Loose(BaseModel):
 
 
 class MeasuredScore(_Loose):
-    """A training of a case: its scores at each value of the sweep."""
+    """A training of a case: its scores at each value of the sweep, and the minutes that it took."""
 
     case: str
     seed: int
+    minutes: float | None = None
     scores: tuple[dict[str, float | None], ...]
 
 

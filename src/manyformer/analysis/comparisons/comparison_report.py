@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from manyformer.analysis.comparisons.claims import ClaimVerdict, TableCell, judge_claim, parse_claim
 from manyformer.analysis.comparisons.scoring import score_kind
 from manyformer.analysis.comparisons.sizing import is_as_large
-from manyformer.analysis.comparisons.training_task import CaseMeasurement, StepCost
+from manyformer.analysis.comparisons.training_task import CaseFailure, CaseMeasurement, StepCost
 from manyformer.base.files.atomic_files import atomic_write_text, make_folder
-from manyformer.base.files.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
+from manyformer.base.files.figures import PANEL_INCHES, QUIET_COLOR, curve_color, curve_style, panels, write_picture
 from manyformer.base.files.json_text import json_text
-from manyformer.base.files.text_tables import Table, escape_bars, printable
+from manyformer.base.files.text_tables import Table, aligned_table, escape_bars, printable
 from manyformer.config.comparison import Comparison
 from manyformer.data.generated.synthetic_floors import GuessFloors
 from manyformer.models.scores import is_comparable
@@ -73,6 +73,8 @@ class ComparisonResult:
     files: tuple[Path, ...] = ()
     trials: tuple[CaseMeasurement, ...] = ()
     guesses: GuessFloors | None = None
+    failures: tuple[CaseFailure, ...] = ()
+    """The trainings that have failed; their cases have no mean."""
 
     def measurements_of(self, case: str) -> list[CaseMeasurement]:
         """The measurements of a case, one per seed."""
@@ -88,8 +90,8 @@ class ComparisonResult:
     def mean(self, case: str, score: str, index: int = 0) -> float | None:
         """The mean over seeds; None if the score is missing, or is no finite number with one of the seeds."""
         scores = [measurement.scores[index].get(score) for measurement in self.measurements_of(case)]
-        # a mean over the other seeds would favor a case that diverged with one
-        if any(value is not None and not is_comparable(value) for value in scores):
+        # a mean over the other seeds would favor a case that diverged or failed with one
+        if any(value is not None and not is_comparable(value) for value in scores) or self._has_failed(case):
             return None
         values = self.values(case, score, index)
         if values:
@@ -102,6 +104,9 @@ class ComparisonResult:
         if len(values) > 1:
             return statistics.stdev(values)
         return None
+
+    def _has_failed(self, case: str) -> bool:
+        return any(failure.case == case for failure in self.failures)
 
     @property
     def cases(self) -> list[str]:
@@ -124,6 +129,16 @@ class ComparisonResult:
     def rows(self) -> list[list[str]]:
         """A row for each case, as text."""
         return [[case, *(cell(case) for _, cell in self._columns())] for case in self.cases]
+
+    def __str__(self) -> str:
+        """The table of all cases, and what the report says of it."""
+        lines = aligned_table([self.headers, *self.rows])
+        return printable("\n".join([self.comparison.file.title, "", *lines, "", *self.notes, *self.claims]))
+
+    @property
+    def picture(self) -> Path | None:
+        """The picture that was written; None before."""
+        return next((file for file in self.files if file.suffix == ".png"), None)
 
     @property
     def tables(self) -> list[Table]:
@@ -148,7 +163,8 @@ class ComparisonResult:
             floors = [self.guesses.summary_line]
         else:
             floors = []
-        return [*trained, *floors, *self._size_notes(), *shared_weights, *self.missing_reasons]
+        failures = [f"{failure.name} has failed: {failure.reason}" for failure in self.failures]
+        return [*failures, *trained, *floors, *self._size_notes(), *shared_weights, *self.missing_reasons]
 
     @property
     def missing_reasons(self) -> list[str]:
@@ -220,6 +236,7 @@ class ComparisonResult:
             "claims": [verdict._asdict() for verdict in self.verdicts],
             "measured": [asdict(measurement) for measurement in self.measurements],
             "trials": [asdict(measurement) for measurement in self.trials],
+            "failures": [{"case": f.case, "training": f.name, "reason": f.reason} for f in self.failures],
             "runs": {case.name: case.run.model_dump(mode="json", by_alias=True) for case in comparison.cases},
             "machine": self.machine,
         }
@@ -361,8 +378,7 @@ def _plot_sweep(axis: "Axes", result: ComparisonResult, score: str) -> None:
         measured = [(x, y, 0.0 if d is None else d) for x, y, d in points if y is not None]
         if measured:
             xs, ys, deviations = zip(*measured)
-            style = curve_style(case_index)
-            axis.errorbar(xs, ys, yerr=deviations, marker="o", ms=4, lw=1.6, capsize=2.5, **style)
+            axis.errorbar(xs, ys, yerr=deviations, lw=1.6, capsize=2.5, **curve_style(case_index))
             ends.append((xs[-1], ys[-1], case, curve_color(case_index)))
     # lengths that double would crowd at the left of a linear axis
     if len(numbers) == len(values) and min(positions) > 0 and max(positions) / min(positions) >= 4:
@@ -407,7 +423,7 @@ def _plot_cases(axis: "Axes", result: ComparisonResult, score: str) -> None:
         values = result.values(case, score)
         if values:
             # single seeds, because a mean of three hides how far they lie apart
-            axis.plot(values, [case_index] * len(values), ".", color="#999999", ms=5, zorder=2)
+            axis.plot(values, [case_index] * len(values), ".", color=QUIET_COLOR, ms=5, zorder=2)
             mean = result.mean(case, score)
             deviation = result.deviation(case, score)
             assert mean is not None

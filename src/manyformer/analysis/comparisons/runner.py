@@ -9,10 +9,12 @@ import shutil
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from datetime import date
+from functools import partial
 from multiprocessing.connection import wait as wait_for_sentinel
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -24,6 +26,7 @@ from manyformer.analysis.comparisons.comparison_report import ComparisonResult
 from manyformer.analysis.comparisons.scoring import score_kind
 from manyformer.analysis.comparisons.training_task import (
     ArchivedMeasurement,
+    CaseFailure,
     CaseMeasurement,
     MeasurementArchive,
     TrainingTask,
@@ -33,7 +36,8 @@ from manyformer.analysis.comparisons.training_task import (
     with_source,
 )
 from manyformer.base import VERSION
-from manyformer.base.errors import UserError
+from manyformer.base.errors import TrainingInterrupted, UserError
+from manyformer.base.files.atomic_files import NotWritable, atomic_write_text
 from manyformer.base.plugins import import_modules
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import RUN_FILE, RunConfig
@@ -42,9 +46,11 @@ from manyformer.data.generated.synthetic_floors import GuessFloors
 from manyformer.models.scores import rank_key
 from manyformer.nn.runtime.devices import best_device, gpu_name
 from manyformer.training.events import format_duration
-from manyformer.training.run_folder import as_run
+from manyformer.training.run_folder import as_run, rename_aside
 
 ResultT = TypeVar("ResultT")
+FAILURE_FILE = "failed.txt"
+"""The file in the folder of a training that has failed, with the error."""
 STOP_SECONDS = 60.0
 """How long trainings that are stopped may take to save a checkpoint."""
 
@@ -73,6 +79,7 @@ class ComparisonRunner:
         self._folders = _folder_names([case.name for case in comparison.cases])
         self._measured: dict[TrainingJob, CaseMeasurement] = {}
         self._missing: set[TrainingJob] = set()
+        self._failures: dict[TrainingJob, CaseFailure] = {}
         stage = comparison.stage
         # those that train weights before those that use them
         self._cases = sorted(comparison.cases, key=lambda case: (case.trained_by is not None, stage(case)))
@@ -93,7 +100,7 @@ class ComparisonRunner:
             is_finished = self.measurement(job) is not None and (
                 self.archive is None or not self._needs_weights(job) or self._has_weights(job)
             )
-            if not is_finished and self._is_ready(job):
+            if not is_finished and job not in self._failures and self._is_ready(job):
                 yield job
 
     def count_missing(self) -> int:
@@ -163,10 +170,26 @@ class ComparisonRunner:
             self._measured[job] = measurement
         return self._measured[job]
 
+    @property
+    def failures(self) -> tuple[CaseFailure, ...]:
+        """The trainings that have failed since this runner was made: they are not tried again by it."""
+        return tuple(self._failures.values())
+
+    def fail(self, job: TrainingJob, error: Exception) -> CaseFailure:
+        """Take the error of a job; a file in its folder says that no finished training is there."""
+        failure = CaseFailure(job.case, self.task(job).name, error)
+        self._failures[job] = failure
+        folder = self.folder_of(job)
+        # a folder without a run file would be taken for one of something else
+        if (folder / RUN_FILE).is_file():
+            atomic_write_text(folder / FAILURE_FILE, "".join(traceback.format_exception(error)))
+        return failure
+
     def add(self, job: TrainingJob, measurement: CaseMeasurement, machine: str, date: str) -> None:
         """Take the measurement of a job that has been carried out, and archive it."""
         self._measured[job] = measurement
         self._missing.discard(job)
+        (self.folder_of(job) / FAILURE_FILE).unlink(missing_ok=True)
         if self.archive is None:
             return
         task = self.task(job)
@@ -198,16 +221,21 @@ class ComparisonRunner:
             machine=machine,
             trials=tuple(self._measured_of(job for case in tried for job in self._jobs_of(case, 0))),
             guesses=guesses,
+            failures=self.failures,
         )
 
-    def check(self) -> None:
-        """Raise UserError if a folder contains a training with different settings."""
+    def check_folders(self, log: LogFn) -> None:
+        """Raise UserError if a folder contains a training with different settings; one that failed is moved aside."""
         for job in self.known_jobs():
             case = self._case(job)
             file = self.folder_of(job) / RUN_FILE
             if case.trained_by is not None or not file.is_file():
                 continue
             if training_hash(case, as_run(file)) != training_hash(case, self.run(job)):
+                if (file.parent / FAILURE_FILE).is_file():
+                    # its settings were mended
+                    log(f"the training that failed is now in {rename_aside(file.parent)}")
+                    continue
                 raise UserError(
                     f"{file.parent} was trained with other settings or another budget, those of {file}; choose another "
                     "--out, or start over with --fresh"
@@ -454,7 +482,8 @@ def run_jobs(
     if pool is None:
         while (ready := next(_ready(runners, may_begin), None)) is not None:
             runner, job = ready
-            _finish(runner, job, runner.task(job).measure(meter.report_progress), meter, machine)
+            task = runner.task(job)
+            _finish(runner, job, partial(task.measure, meter.report_progress), meter, machine)
         return
     running: dict[Future[CaseMeasurement], tuple[ComparisonRunner, TrainingJob]] = {}
     while True:
@@ -470,7 +499,7 @@ def run_jobs(
         if not running:
             return
         for future in wait(running, return_when=FIRST_COMPLETED).done:
-            _finish(*running.pop(future), future.result(), meter, machine)
+            _finish(*running.pop(future), future.result, meter, machine)
 
 
 def _ready(runners: Sequence[ComparisonRunner], may_begin: MayBegin) -> Iterator[tuple[ComparisonRunner, TrainingJob]]:
@@ -478,9 +507,24 @@ def _ready(runners: Sequence[ComparisonRunner], may_begin: MayBegin) -> Iterator
 
 
 def _finish(
-    runner: ComparisonRunner, job: TrainingJob, measurement: CaseMeasurement, meter: ProgressMeter, machine: str
+    runner: ComparisonRunner,
+    job: TrainingJob,
+    measure: Callable[[], CaseMeasurement],
+    meter: ProgressMeter,
+    machine: str,
 ) -> None:
+    """Take what a job has measured, or its failure: the other jobs go on."""
     task = runner.task(job)
+    try:
+        measurement = measure()
+    except (TrainingInterrupted, NotWritable, BrokenExecutor):
+        # these end all others as well
+        raise
+    except Exception as error:
+        failure = runner.fail(job, error)
+        if task.trains:
+            meter.finish_training(f"{failure.name}: failed: {failure.reason}")
+        return
     runner.add(job, measurement, machine, date.today().isoformat())
     if task.trains:
         score = runner.comparison.file.score[0]

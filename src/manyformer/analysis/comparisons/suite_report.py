@@ -1,10 +1,9 @@
-"""The result of a suite: tables with ranges, significance, floors and costs, as text, Markdown, JSON and figures."""
+"""The result of a suite: tables with ranges, significance, floors and costs, as text, Markdown and JSON."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from pydantic import ConfigDict
 
@@ -12,13 +11,10 @@ from manyformer.analysis.comparisons.claims import SIGNIFICANCE_LEVEL, holm_adju
 from manyformer.analysis.comparisons.comparison_report import (
     NO_VALUE,
     ComparisonResult,
-    score_label,
     spell_duration,
-    write_texts,
 )
 from manyformer.analysis.comparisons.scoring import score_kind
-from manyformer.base.files.atomic_files import make_folder
-from manyformer.base.files.figures import PANEL_INCHES, curve_color, curve_style, panels, write_picture
+from manyformer.analysis.comparisons.training_task import CaseFailure
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import Table, printable
 from manyformer.config.suite import Suite, SuiteTask
@@ -26,9 +22,6 @@ from manyformer.data.generated.synthetic_floors import GuessFloors
 from manyformer.recipes import get_recipe
 from manyformer.recipes.parts.model_summary import state_bytes_after
 from manyformer.recipes.parts.registry import build_on_meta
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 EQUAL_STEPS = "equal steps"
 """The results of the trainings with the steps of the suite's run; the others have the names of their budgets."""
@@ -41,11 +34,6 @@ COST_TABLES = (
     ("Millions of operations of a forward pass", "flops", 1e-6),
 )
 """The title of each table of costs, the attribute of the costs at a length, and a factor."""
-
-MARKERS = "os^DvP*X"
-MAX_COLUMNS = 3
-LEGEND_INCHES = (2.1, 0.22)
-"""The width of a column of a legend, and the height of a row."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +170,16 @@ class SuiteResult:
         return self.suite.cases
 
     @property
+    def failures(self) -> list[tuple[str, CaseFailure]]:
+        """The trainings that have failed, each with the name of its task."""
+        return [
+            (task.task.name, failure)
+            for task in self.tasks
+            for result in task.results.values()
+            for failure in result.failures
+        ]
+
+    @property
     def tables(self) -> list[Table]:
         """A table of the main score of all tasks for each budget, and one of each kind of cost."""
         columns = dict.fromkeys(column for task in self.tasks for column in task.results)
@@ -216,6 +214,7 @@ class SuiteResult:
             for task in self.tasks
             if (untested := task.untested_cases(self.cases))
         ]
+        notes += [f"{task}: {failure.name} has failed: {failure.reason}" for task, failure in self.failures]
         if self.missing:
             notes.append(f"{self.missing} trainings are not measured yet; the same command continues")
         elif self.seconds:
@@ -331,145 +330,3 @@ def _number(value: float | None) -> str:
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
-
-
-def write_suite(result: SuiteResult, folder: Path) -> SuiteResult:
-    """Write table.md, results.json and the figures, and return the result with their paths."""
-    make_folder(folder)
-    # before the table, which links only the figures that were drawn
-    figures = {figure.name: draw_scatter(result, figure, folder / figure.name) for figure in SCATTER_FIGURES}
-    figures["length.png"] = draw_lengths(result, folder / "length.png")
-    drawn = [folder / name for name, is_drawn in figures.items() if is_drawn]
-    # the table shows the pictures
-    result = replace(result, files=(folder / "table.md", folder / "results.json", *drawn))
-    write_texts(folder, {"table.md": result.to_markdown(), "results.json": result.to_json()})
-    return result
-
-
-class ScatterFigure(NamedTuple):
-    """A figure of the scores against a cost of each case: its file, the label of the axis, and the cost."""
-
-    name: str
-    label: str
-    cost: Callable[[SuiteResult, TaskResult, str], float | None]
-
-
-def _state_bytes(result: SuiteResult, task: TaskResult, case: str) -> float | None:
-    """The bytes of the state at the greatest length of the costs."""
-    if case not in result.costs:
-        return None
-    states = [cost.state_bytes for cost in result.costs[case].lengths if cost.state_bytes]
-    if states:
-        return states[-1]
-    return None
-
-
-def _step_seconds(result: SuiteResult, task: TaskResult, case: str) -> float | None:
-    """The mean seconds of a training."""
-    measured = [m.minutes for m in task.results[EQUAL_STEPS].measurements_of(case) if m.minutes]
-    if measured:
-        return 60 * math.fsum(measured) / len(measured)
-    return None
-
-
-SCATTER_FIGURES = (
-    ScatterFigure("state.png", "bytes of the decoding state", _state_bytes),
-    ScatterFigure("seconds.png", "seconds of a training", _step_seconds),
-)
-
-
-def draw_scatter(result: SuiteResult, figure: ScatterFigure, path: Path) -> bool:
-    """Write a figure of the main scores against a cost, a panel for each task; False if there is nothing to draw."""
-    points = {
-        (task.task.name, case): (cost, task.results[EQUAL_STEPS].values(case, task.score))
-        for task in result.tasks
-        for case in result.cases
-        if (cost := figure.cost(result, task, case)) is not None and task.results[EQUAL_STEPS].values(case, task.score)
-    }
-    if not points:
-        return False
-
-    def plot(axis: "Axes", task: TaskResult) -> None:
-        for index, case in enumerate(result.cases):
-            if (task.task.name, case) in points:
-                cost, values = points[task.task.name, case]
-                # bars to the lowest and highest seed, as in the table
-                mean = math.fsum(values) / len(values)
-                errors = [[mean - min(values)], [max(values) - mean]]
-                axis.errorbar([cost], [mean], yerr=errors, label=case, ls="", capsize=2, **_marker(index))
-        axis.set_xscale("log")
-        axis.set_xlabel(figure.label)
-
-    _draw_panels(result, list(result.tasks), plot, path)
-    return True
-
-
-def draw_lengths(result: SuiteResult, path: Path) -> bool:
-    """Write a figure of the main scores over the swept setting, for the tasks that have one; False if none has."""
-    tasks = [task for task in result.tasks if task.task.file.setting is not None]
-
-    def plot(axis: "Axes", task: TaskResult) -> None:
-        comparison = task.results[EQUAL_STEPS]
-        values = comparison.comparison.values
-        for index, case in enumerate(result.cases):
-            means = [
-                (i, mean) for i in range(len(values)) if (mean := comparison.mean(case, task.score, i)) is not None
-            ]
-            if means:
-                style = curve_style(index) | {"marker": MARKERS[index % len(MARKERS)]}
-                axis.plot(*zip(*means), label=case, ms=4, lw=1.2, **style)
-        axis.set_xticks(
-            range(len(values)), [f"{value:,}" if isinstance(value, int) else str(value) for value in values]
-        )
-        axis.set_xlabel(str(task.task.file.setting))
-
-    if tasks and any(result.tasks[0].results[EQUAL_STEPS].measurements):
-        _draw_panels(result, tasks, plot, path)
-        return True
-    return False
-
-
-def _draw_panels(
-    result: SuiteResult, tasks: list[TaskResult], plot: Callable[["Axes", TaskResult], None], path: Path
-) -> None:
-    columns = min(MAX_COLUMNS, len(tasks))
-    rows = math.ceil(len(tasks) / columns)
-    figure, axes = panels(rows, columns, (PANEL_INCHES[0] * 0.8, PANEL_INCHES[1] * 0.95))
-    labeled: dict[str, Any] = {}
-    for axis, task in zip(axes, tasks):
-        plot(axis, task)
-        handles, labels = axis.get_legend_handles_labels()
-        # a case may be missing in one panel and stand in another; the legend names each once
-        labeled |= dict(zip(map(str, labels), handles))
-        for name, floor in task.task.file.floors.items():
-            axis.axhline(floor, color="#888888", lw=0.8, ls=":")
-            axis.annotate(
-                name,
-                (0.01, floor),
-                xycoords=("axes fraction", "data"),
-                color="#666666",
-                fontsize="x-small",
-                va="bottom",
-            )
-        axis.set_title(task.task.name, fontsize="medium")
-        axis.set_ylabel(score_label(task.score), fontsize="small")
-    for axis in axes[len(tasks) :]:
-        axis.set_visible(False)
-    order = [case for case in result.cases if case in labeled]
-    width, height = figure.get_size_inches()
-    # beside the panels, as many columns as its rows need: dozens of cases fit below no figure
-    legend_columns = math.ceil(len(order) / max(int(height / LEGEND_INCHES[1]), 1))
-    figure.set_size_inches(width + LEGEND_INCHES[0] * legend_columns, height)
-    figure.legend(
-        [labeled[case] for case in order],
-        order,
-        loc="outside right upper",
-        ncols=legend_columns,
-        frameon=False,
-        fontsize="small",
-    )
-    write_picture(figure, path)
-
-
-def _marker(index: int) -> dict[str, Any]:
-    return {"color": curve_color(index), "marker": MARKERS[index % len(MARKERS)], "ms": 6}

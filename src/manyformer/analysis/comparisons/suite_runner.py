@@ -14,9 +14,11 @@ import torch
 from manyformer.analysis.benchmarks import BenchCandidate, bench
 from manyformer.analysis.comparisons.compare import (
     DEFAULT_FOLDER,
+    check_missing,
     comparison_errors,
     comparison_guesses,
     move_aside,
+    raise_if_all_failed,
     result_folder,
 )
 from manyformer.analysis.comparisons.planner import (
@@ -37,6 +39,7 @@ from manyformer.analysis.comparisons.runner import (
     worker_pool,
 )
 from manyformer.analysis.comparisons.sizing import match_sizes
+from manyformer.analysis.comparisons.suite_pictures import write_suite
 from manyformer.analysis.comparisons.suite_report import (
     EQUAL_STEPS,
     CaseCosts,
@@ -44,7 +47,6 @@ from manyformer.analysis.comparisons.suite_report import (
     SuiteResult,
     TaskResult,
     state_bytes_at,
-    write_suite,
 )
 from manyformer.analysis.comparisons.training_task import content_hash, open_archive
 from manyformer.base.errors import UserError, UserErrors
@@ -182,6 +184,7 @@ class SuiteRunner:
         started = time.monotonic()
         # before training: data that cannot be guessed at is found within seconds
         guesses = [comparison_guesses(task.comparison) for task in self.suite.tasks]
+        check_missing(self.first_runners, self.on_progress)
         plan, timings = self.plan(pool)
         self.log(plan.summary_line)
         may_begin = self._deadline(plan)
@@ -191,6 +194,7 @@ class SuiteRunner:
         budgets = self.budget_runners(timings)
         budgeted = list(chain.from_iterable(budgets.values()))
         run_jobs(budgeted, meter, pool, may_begin)
+        raise_if_all_failed([*self.first_runners, *budgeted])
         seconds = time.monotonic() - started
         columns = {EQUAL_STEPS: self.runners, **budgets}
         if self.pretrained_runners:
@@ -274,8 +278,10 @@ def plan_suite(
     suite: Suite, options: SuiteOptions, out: str | Path | None = None, on_progress: LogFn = lambda text: None
 ) -> TrainingPlan:
     """The plan for the missing trainings of a suite: a few steps of each case are timed, and nothing is trained."""
+    runner = SuiteRunner(suite, result_folder(suite.name, out), options, on_progress, lambda text: None)
+    check_missing(runner.first_runners, on_progress)
     with _pool(suite, options) as pool:
-        return SuiteRunner(suite, result_folder(suite.name, out), options, on_progress, lambda text: None).plan(pool)[0]
+        return runner.plan(pool)[0]
 
 
 @resumable()

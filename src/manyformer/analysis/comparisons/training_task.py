@@ -12,6 +12,7 @@ from pydantic import ConfigDict
 
 from manyformer.analysis.benchmarks.measuring import extra_memory, median_with_quartiles, take_turns
 from manyformer.analysis.comparisons.scoring import Rescorer, RescoreResult
+from manyformer.base.errors import UserError
 from manyformer.base.files.json_records import DamagedFile, FileRecord, JsonLines
 from manyformer.base.files.json_text import json_text
 from manyformer.config import EncodedTextData, RunConfig
@@ -53,6 +54,21 @@ class CaseMeasurement:
     parameters: int | None
     trial: str = ""
     selection: float | None = None
+
+
+class CaseFailure(NamedTuple):
+    """A training that has failed, and the error; its case has no mean until the training is repeated."""
+
+    case: str
+    name: str
+    error: Exception
+
+    @property
+    def reason(self) -> str:
+        """The error in words."""
+        if isinstance(self.error, UserError):
+            return str(self.error)
+        return f"{type(self.error).__name__}: {self.error}"
 
 
 class MeasurementRecord(FileRecord):

@@ -191,10 +191,12 @@ class CheckReport:
 
     def write_html(self, path: str | Path, *, command: str | None = None) -> None:
         """Write the page of `to_html` to a file. Raises UserError if it cannot be written."""
-        try:
-            Path(path).write_text(self.to_html(command=command), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        _write_text(path, self.to_html(command=command))
+
+    def write_badge(self, path: str | Path) -> None:
+        """Write the badge to a file: a picture if its name ends with .svg, else JSON. Raises UserError if it cannot."""
+        picture = str(path).endswith(".svg")
+        _write_text(path, self.badge_svg() if picture else self.badge_json())
 
     def badge_json(self) -> str:
         """A badge such as "contracts: kept" or "contracts: 2 broken", as JSON for the endpoint of shields.io."""
@@ -203,6 +205,13 @@ class CheckReport:
     def badge_svg(self) -> str:
         """The same badge as a picture."""
         return badge_svg(self.outcome, ok=self.ok)
+
+
+def _write_text(path: str | Path, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _reasons(rows: Sequence[ContractRow]) -> list[str]:

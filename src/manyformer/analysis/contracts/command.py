@@ -342,17 +342,12 @@ def check_files(request: CheckRequest) -> None:
 
 def write_files(report: "CheckReport", request: CheckRequest, face: CommandFace, words: Sequence[str]) -> None:
     """Write the page and the badge that were asked for. Raises UserError if they cannot be written."""
-    texts: dict[str, str] = {}
     if request.html is not None:
-        texts[request.html] = report.to_html(command=f"{face.program} {request.command_line(words)}")
+        report.write_html(request.html, command=f"{face.program} {request.command_line(words)}")
+        print(f"wrote {request.html}", file=sys.stderr)
     if request.badge is not None:
-        texts[request.badge] = report.badge_svg() if request.badge.endswith(".svg") else report.badge_json()
-    for name, text in texts.items():
-        try:
-            Path(name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{name}: {error.strerror}") from error
-        print(f"wrote {name}", file=sys.stderr)
+        report.write_badge(request.badge)
+        print(f"wrote {request.badge}", file=sys.stderr)
 
 
 def _show_reports(reports: "Sequence[CheckReport]", request: CheckRequest, face: CommandFace, *, listed: bool) -> None:

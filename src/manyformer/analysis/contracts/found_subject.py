@@ -207,12 +207,12 @@ class FoundSubject(Subject):
         length = max(EXAMPLE_LENGTH, self.min_length)
         lookups = TableLookups()
         with lookups:
-            self._shifts_alike(ODD_SHIFT)
+            odd_alike = self._shifts_alike(ODD_SHIFT)
         columns = torch.arange(ODD_SHIFT + length, device=self.device)
         if any(torch.equal(torch.unique(lookup.ids), columns) for lookup in lookups.lookups):
             return True
         # whole blocks of padding change nothing, parts of one do
-        return self._shifts_alike(BLOCK) and not self._shifts_alike(ODD_SHIFT)
+        return not odd_alike and self._shifts_alike(BLOCK)
 
     def _shifts_alike(self, padding: int) -> bool:
         """Whether a text gives about the same after this many columns of padding as alone."""

@@ -85,14 +85,14 @@ def restoring_buffers(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def restoring_values(tensors: Sequence[Tensor]) -> Iterator[None]:
-    """On exit restore the values of all tensors."""
+    """On exit restore the values of all tensors, and their shapes where those were changed."""
     values = [tensor.detach().clone() for tensor in tensors]
     try:
         yield
     finally:
         with torch.no_grad():
             for tensor, value in zip(tensors, values):
-                tensor.copy_(value)
+                _restore(tensor, value)
 
 
 @contextmanager
@@ -105,13 +105,8 @@ def restoring_tensors(module: nn.Module) -> Iterator[None]:
     for submodule in module.modules():
         for tensor in _plain_tensors(vars(submodule)):
             tensors[id(tensor)] = tensor
-    values = [(tensor, tensor.detach().clone()) for tensor in tensors.values()]
-    try:
+    with restoring_values(list(tensors.values())):
         yield
-    finally:
-        with torch.no_grad():
-            for tensor, value in values:
-                _restore(tensor, value)
 
 
 def _restore(tensor: Tensor, value: Tensor) -> None:

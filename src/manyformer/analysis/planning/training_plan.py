@@ -26,6 +26,8 @@ HEAD_WIDTH = 64
 WIDTHS = [*range(64, 1024, 64), *range(1024, 1 << 15, 128)]
 """The widths that are tried for a given number of parameters."""
 
+ROWS_PER_DEVICE = 8
+
 Strategy = Literal["ddp", "fsdp"]
 
 
@@ -33,14 +35,15 @@ Strategy = Literal["ddp", "fsdp"]
 class PlanRequest:
     """The training that is planned: rows of `length` tokens, `batch_tokens` in a step on all devices together.
 
-    `tokens` is None for 20 for each parameter; `price` is that of one device for an hour. `utilization` is the share of
-    the peak of a device, None to calibrate with ten steps if `calibrate`, else a default.
+    `batch_tokens` is None for 8 rows on each device, `tokens` is None for 20 for each parameter; `price` is that of one
+    device for an hour. `utilization` is the share of the peak of a device, None to calibrate with ten steps if
+    `calibrate`, else a default.
     """
 
     devices: DeviceSet
     tokens: int | None = None
     length: int = 1024
-    batch_tokens: int = 8192
+    batch_tokens: int | None = None
     strategy: Strategy = "ddp"
     bfloat16: bool = True
     checkpointing: bool = False
@@ -98,7 +101,10 @@ class PlannedTraining:
 def plan_training(recipe: str, keywords: dict[str, Any], request: PlanRequest) -> PlannedTraining:
     """Plan a training. Raises UserError where it is impossible."""
     devices = request.devices
-    rows = request.batch_tokens // (request.length * devices.count)
+    if request.batch_tokens is None:
+        rows = ROWS_PER_DEVICE
+    else:
+        rows = request.batch_tokens // (request.length * devices.count)
     if not rows:
         raise UserError(
             f"a batch of {request.batch_tokens:,} tokens has no row of {request.length:,} for each of {devices.count} "

@@ -1,9 +1,10 @@
-"""Shared parts of all figures: a color-blind-safe palette, panels, and atomic writing of picture files."""
+"""The style of all figures: colors, lines and markers, panels, legends, and atomic writing of picture files."""
 
 import atexit
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito 2008, "Color Universal Design"
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7")
+"""The colors of Okabe and Ito 2008, "Color Universal Design", that have a contrast of 3 to 1 to white."""
+
+BACKGROUND_COLOR = "#c4c8ce"
+"""The color of what stands behind the curves that a panel is about."""
+
+QUIET_COLOR = "#5f6670"
+"""The color of floors, notes and single values beside their mean."""
+
 LINE_STYLES = ("-", "--", ":", "-.")
+MARKERS = "os^Dv*PX<"
 FORMATS = (".png", ".svg", ".pdf")
 
 DPI = 150
 
-PANEL_INCHES = (5.2, 3.4)
-"""The size of one panel in inches."""
+PANEL_INCHES = (4.2, 2.9)
+"""The size of one panel in inches: two beside each other have fonts of 8 points on a page of 7 inches."""
+
+MARKED_POINTS = 8
+"""The markers of a curve with more points."""
+
+LEGEND_ROW_INCHES = 0.22
+LEGEND_CHARACTER_INCHES = 0.075
+"""The height of a row of a legend, and the mean width of a character."""
 
 
 def panels(
@@ -68,15 +84,55 @@ def curve_color(index: int) -> str:
     return COLORS[index % len(COLORS)]
 
 
-def curve_style(index: int) -> dict[str, Any]:
-    """Color and line style of the curve with this index; the style changes when the colors repeat."""
-    return {"color": curve_color(index), "linestyle": LINE_STYLES[index // len(COLORS) % len(LINE_STYLES)]}
+def curve_style(index: int, points: int = 1) -> dict[str, Any]:
+    """Color, line style and marker of the curve with this index.
+
+    Neighbors differ in all three, so that curves can be told apart in gray. Of many `points` only some are marked.
+    """
+    style: dict[str, Any] = {
+        "color": curve_color(index),
+        "linestyle": LINE_STYLES[index % len(LINE_STYLES)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "markersize": 4,
+    }
+    if points > 2 * MARKED_POINTS:
+        step = points // MARKED_POINTS
+        # markers of neighbors at other points, so that curves that lie on each other show both
+        style["markevery"] = (index * step // 3 % step, step)
+    return style
 
 
-def add_legend(axis: "Axes") -> None:
-    """Add a legend without a frame, if any curve has a label."""
-    if axis.get_legend_handles_labels()[0]:
-        axis.legend(frameon=False, fontsize="small")
+def lighten(color: str, share: float = 0.45) -> str:
+    """The color mixed with this share of white."""
+    channels = (int(color[start : start + 2], 16) for start in (1, 3, 5))
+    return "#" + "".join(f"{round(channel + share * (255 - channel)):02x}" for channel in channels)
+
+
+def add_legend(figure: "Figure", handles: Mapping[str, Any] | None = None) -> None:
+    """Add a legend below all panels, where it covers no data; the figure grows by its rows.
+
+    `handles` are the drawn lines by their labels, by default all of the figure, each label once."""
+    if handles is None:
+        handles = {}
+        for axis in figure.axes:
+            lines, labels = axis.get_legend_handles_labels()
+            handles |= {str(label): line for label, line in zip(labels, lines)}
+    if not handles:
+        return
+    width, height = figure.get_size_inches()
+    entry_inches = 0.55 + LEGEND_CHARACTER_INCHES * max(map(len, handles))
+    columns = max(1, min(len(handles), int(width / entry_inches)))
+    rows = -(-len(handles) // columns)
+    figure.set_size_inches(width, height + LEGEND_ROW_INCHES * rows)
+    figure.legend(
+        list(handles.values()),
+        list(handles),
+        loc="outside lower center",
+        ncols=columns,
+        frameon=False,
+        fontsize="small",
+        handlelength=2.6,
+    )
 
 
 def check_picture(path: Path) -> None:
@@ -88,5 +144,11 @@ def check_picture(path: Path) -> None:
 def write_picture(figure: "Figure", path: Path) -> None:
     """Write the figure atomically, so that no partial file is ever visible. Raises UserError."""
     check_picture(path)
-    with atomic_write(path) as file:
-        figure.savefig(file, format=path.suffix.lower()[1:], dpi=DPI)
+    from matplotlib import rc_context
+
+    file_format = path.suffix.lower()[1:]
+    # without the time of writing, and with names of parts that depend on the picture alone: equal pictures, equal files
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(file_format)
+    # fonts of a PDF as outlines that every publisher takes
+    with atomic_write(path) as file, rc_context({"svg.hashsalt": "manyformer", "pdf.fonttype": 42}):
+        figure.savefig(file, format=file_format, dpi=DPI, metadata=metadata)

@@ -3,6 +3,7 @@
 from manyformer.config.data_sections.data_section import (
     DATA_SECTIONS,
     DataSection,
+    GivenData,
     SectionByKind,
     register_section,
     select_section,
@@ -66,6 +67,7 @@ __all__ = [
     "DuplicateData",
     "EncodedTextData",
     "EnvironmentData",
+    "GivenData",
     "GraphsData",
     "HopsData",
     "ImagesData",

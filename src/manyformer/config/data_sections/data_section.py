@@ -1,7 +1,7 @@
 """The base of the data sections of a run, and their registry by `kind`."""
 
 from collections.abc import Container, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
@@ -61,6 +61,9 @@ class DataSection(ConfigSection):
     swept: ClassVar[tuple[str, ...]] = ("length", "max_length")
     """Settings that a comparison may sweep: they only arrange the data; others would be different data."""
 
+    fills_rows: ClassVar[bool] = False
+    """Whether every row of training has `length` tokens, whatever the files hold."""
+
     @property
     def row_length(self) -> int:
         """The largest length of a row in tokens: `max_length` or `length`; 1 if only the files decide it."""
@@ -72,6 +75,16 @@ class DataSection(ConfigSection):
         if "max_length" in parameters:
             keywords["max_length"] = self.row_length
         return ExpectedData(keywords, "the data decides further sizes", self.row_length)
+
+
+class GivenData(DataSection):
+    """The batches that a program gives to `mf.train(model, data=...)`: no file names them, so no file can choose them.
+
+    A run records the kind alone, and it is not among the kinds of `DATA_SECTIONS`."""
+
+    kind: Literal["given"] = "given"
+    fingerprint: str = ""
+    """In a comparison, a hash of the first batch and the form of the model: others are other measurements."""
 
 
 DATA_SECTIONS: dict[str, type[DataSection]] = {}
@@ -100,6 +113,8 @@ def swept_settings() -> tuple[str, ...]:
 def select_section(settings: Mapping[str, Any]) -> type[DataSection] | None:
     """The class that the kind in the settings, and the variant of that kind, select; None if there is no such kind."""
     kind = settings.get("kind")
+    if kind == "given":
+        return GivenData
     section = None
     if isinstance(kind, str):
         section = DATA_SECTIONS.get(kind)

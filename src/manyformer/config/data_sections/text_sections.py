@@ -135,6 +135,7 @@ class TextData(EncodedTextData):
 
     default_vocab: ClassVar[int] = 2000
     swept: ClassVar[tuple[str, ...]] = ("length", "packing", "masking")
+    fills_rows: ClassVar[bool] = True
 
 
 @register_section

@@ -17,6 +17,7 @@ from manyformer.base.files.json_records import Count
 from manyformer.base.files.verified_folder import VerifiedFolder
 from manyformer.nn.batches import Batch, TextUnits
 from manyformer.nn.batches.batch import with_layouts
+from manyformer.nn.batches.given_batches import GivenBatch
 
 # The seed of shuffles that must be the same in every run.
 FIXED_SEED = 20170612
@@ -71,9 +72,16 @@ def read_batch(epoch: Epoch, number: int, share: ProcessShare) -> Batch:
     """A batch of an epoch as a process trains on it or scores it: its rows alone, with the layout of their documents.
 
     This is where a layout is read: once, on the host, and in the thread that reads ahead where there is one."""
-    batch = epoch.batch(number)
+    return share_of(epoch.batch(number), share)
+
+
+def share_of(batch: Batch, share: ProcessShare) -> Batch:
+    """The rows of a batch that a process receives, with the layout of their documents."""
     if share.world_size > 1:
-        batch = _select_rows(batch, share)
+        if isinstance(batch, GivenBatch):
+            batch = batch.of_process(share.rank, share.world_size)
+        else:
+            batch = _select_rows(batch, share)
     return with_layouts(batch)
 
 

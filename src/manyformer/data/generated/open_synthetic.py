@@ -17,11 +17,11 @@ from manyformer.data.pipeline.opened import (
     EvaluationData,
     EvaluationPath,
     HeldOutExample,
-    LengthLimit,
     OpenedData,
     check_holds_row,
     format_amount,
     path_name,
+    row_limit,
 )
 from manyformer.data.tokenizers.native_tokenizers import CharTokenizer
 from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair
@@ -159,7 +159,7 @@ def open_synthetic(data: SyntheticData, form: str, request: OpenRequest) -> Open
         valid=held_out["valid"],
         test=held_out["test"],
         summary_lines=tuple(_summary_lines(data, rule)),
-        length_limits=(LengthLimit(row_length, "a row (data.length)", "set data.length to that or less"),),
+        length_limits=(row_limit(row_length),),
         cache=request.cache,
         required_keywords={"vocab": tokenizers.source.vocab, **classes},
     )

@@ -9,7 +9,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 from manyformer.base.context_windows import ContextWindows
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.type_aliases import LogFn
-from manyformer.config import DATA_SECTIONS, DataSection, register_section
+from manyformer.config import DATA_SECTIONS, DataSection, GivenData, register_section
 from manyformer.data.batching.epochs import EpochPlan, HeldOutBatches, Sampler
 from manyformer.data.pipeline.opened import (
     DataSurvey,
@@ -68,7 +68,7 @@ class DataKind(Generic[KindSection]):
     """A look at the beginning of the files, with `request.cache` as a folder for what it needs; None for data that is
     opened as a whole."""
     sample_prompt: Callable[[KindSection, OpenRequest], str] | None = None
-    """The text that a sample after training continues; None if a prompt is no text."""
+    """The text that a sample after training continues; None if a reader could not judge the sample."""
     windowed_forms: tuple[str, ...] = ()
     """The forms in which held-out data is cut to the `windows` of a request."""
     cache_is_shared: bool = False
@@ -218,6 +218,11 @@ def data_kinds() -> Mapping[str, DataKind[Any]]:
 
 
 def kind_of(section: DataSection) -> DataKind[Any]:
-    """The kind of data of a section."""
+    """The kind of data of a section. Raises UserError for batches that a program gave, which no file names."""
+    if isinstance(section, GivenData):
+        raise UserError(
+            f"data.kind={section.kind} is what a Python program gives to mf.train(model, data=...); a command cannot "
+            "read it: mf.train, mf.evaluate and mf.compare take it in Python"
+        )
     # sections of generated data are subclasses, one for each rule, of the section of their kind
     return next(_KINDS[base] for base in type(section).__mro__ if base in _KINDS)

@@ -26,6 +26,11 @@ class LengthLimit(NamedTuple):
     remedy: str
 
 
+def row_limit(length: int) -> LengthLimit:
+    """The limit of data in rows of `length` tokens."""
+    return LengthLimit(length, "a row (data.length)", "set data.length to that or less")
+
+
 EvaluationPath = str | Sequence[str]
 """A file to score, or two parallel ones."""
 

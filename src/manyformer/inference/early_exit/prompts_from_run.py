@@ -44,10 +44,10 @@ def load_prompts(
     run: str | Path,
     *,
     split: str | None = "valid",
-    count: int = 300,
+    count: int = 200,
     max_new: int | None = None,
     rows: int = 32,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> PromptSet:
     """Load a run's final model with `count` prompts spread evenly over its held-out data, decoded `rows` at a time.
 
@@ -67,7 +67,7 @@ def load_calibration_prompts(
     count: int = 500,
     max_new: int | None = None,
     rows: int = 32,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> PromptSet:
     """Load a run's final model with one prompt from each of `count` documents that are independent of the model.
 
@@ -100,7 +100,13 @@ def load_calibration_prompts(
 
 
 def _prompt_set(
-    trained: TrainedRun, prompts: list[_Prompt], count: int, max_new: int | None, rows: int, device: str, source: str
+    trained: TrainedRun,
+    prompts: list[_Prompt],
+    count: int,
+    max_new: int | None,
+    rows: int,
+    device: str | None,
+    source: str,
 ) -> PromptSet:
     """The model with at most `count` of the prompts, at evenly spaced indices. Raises UserError if there are none."""
     if count < 1:

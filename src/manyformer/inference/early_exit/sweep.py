@@ -10,7 +10,7 @@ import torch
 
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text, make_folder
-from manyformer.base.files.figures import curve_color, curve_style, panels, write_picture
+from manyformer.base.files.figures import add_legend, curve_color, curve_style, panels, write_picture
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import markdown_table
 from manyformer.inference.early_exit.early_decoding import ThresholdValues, early_exit_stack, rouge_l_distance
@@ -158,13 +158,13 @@ def draw_points(points: Sequence[ThresholdPoint], path: Path) -> None:
         for axis, x_values in zip(axes, ([p.layers for p in model_points], speedups(model_points))):
             # along the axis, not in the order of thresholds, so that a line does not turn back
             xs, ys = zip(*sorted(zip(x_values, values)))
-            axis.plot(xs, ys, marker="o", ms=4, lw=1.4, label=name, **curve_style(index))
+            axis.plot(xs, ys, lw=1.4, label=name, **curve_style(index))
             for x, value, point in zip(x_values, values, model_points):
                 if point.threshold is None:
                     axis.plot([x], [value], "o", ms=10, mfc="none", color=curve_color(index))
     for axis, label in zip(axes, ("mean layers per token", "speed relative to the full model")):
         axis.set(xlabel=label, ylabel="BLEU" if scored else "consistency with the full model (ROUGE-L)")
-    axes[0].legend(fontsize="small")
+    add_legend(figure)
     write_picture(figure, path)
 
 

@@ -151,7 +151,7 @@ def task_of_run(run: RunConfig) -> Task:
 
 def data_form(run: RunConfig) -> str:
     """The form in which the task of the run's recipe reads its data."""
-    return task_of_run(run).data_forms[run.data.kind]
+    return task_of_run(run).data_forms[kind_of(run.data).name]
 
 
 def held_batch(run: str | Path, *, data: str | None = None) -> tuple[Batch, TaskTokenizers]:

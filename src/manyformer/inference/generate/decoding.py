@@ -286,11 +286,12 @@ SAMPLING_OPTIONS = {"temperature": 0, "top_k": None, "top_p": None, "min_p": Non
 
 
 def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
-    """A `Decoding` from flat keywords, which are the same as on the command line.
+    """A `Decoding` from flat keywords, which mean the same on the command line, and have the same defaults there.
 
-    Any of temperature, top_k, top_p, min_p, seed and samples selects sampling; temperature 0 or no option selects
-    greedy decoding; `beam` selects beam search that returns the `best` hypotheses, with the length penalty of Wu et al.
-    2016 and the exponent `length_penalty` (0.6). Raises UserError for a value out of range and for options that
+    No option that chooses tokens, `greedy` and temperature 0 select greedy decoding; any of temperature, top_k, top_p,
+    min_p, seed and samples, and `greedy=False`, select sampling, at temperature 1 unless given; `beam` selects beam
+    search that returns the `best` hypotheses, with the length penalty of Wu et al. 2016 and the exponent
+    `length_penalty` (0.6). Raises UserError for a value out of range and for options that
     contradict each other.
     """
     for name in options:
@@ -325,9 +326,11 @@ def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
 def _token_choice(values: dict[str, Any]) -> TokenChoice:
     """The choice of tokens that the given options select."""
     sampling_options = [name for name, neutral in SAMPLING_OPTIONS.items() if values.get(name, neutral) != neutral]
+    greedy = values.get("greedy")
     if "beam" in values:
-        if sampling_options:
-            raise UserError(f"beam search does not sample: leave out {sampling_options[0]}, or leave out beam")
+        others = [*sampling_options, *["greedy"] * (greedy is not None)]
+        if others:
+            raise UserError(f"beam search does not sample: leave out {others[0]}, or leave out beam")
         return BeamSettings(values["beam"], GNMTPenalty(values.get("length_penalty", 0.6)), values.get("best", 1))
     if "length_penalty" in values or values.get("best", 1) != 1:
         option = "best"
@@ -339,7 +342,13 @@ def _token_choice(values: dict[str, Any]) -> TokenChoice:
         if sampling_options not in ([], ["seed"]):
             message = f"leave out {sampling_options[0]} or raise temperature"
             raise UserError(f"temperature 0 always takes the likeliest token: {message}")
+        if greedy is False:
+            raise UserError("temperature 0 always takes the likeliest token: leave out greedy or raise temperature")
         return GreedyChoice()
-    if sampling_options:
+    if greedy:
+        if sampling_options not in ([], ["seed"]):
+            raise UserError(f"greedy always takes the likeliest token: leave out {sampling_options[0]}, or greedy")
+        return GreedyChoice()
+    if sampling_options or greedy is False:
         return SampledChoice(values.get("seed"), values.get("samples", 1))
     return GreedyChoice()

@@ -32,9 +32,15 @@ BATCH_TOKENS = 4096
 
 
 def translate(
-    model: TranslatesText, sentences: Iterable[str], *, tokenizer: TokenizerChoice, decoding: Decoding | None = None
+    model: TranslatesText,
+    sentences: Iterable[str],
+    *,
+    tokenizer: TokenizerChoice | None = None,
+    decoding: Decoding | None = None,
 ) -> list[str]:
-    """The best translation of each sentence; by default by beam search of width 4 with Vaswani's length penalty."""
+    """The best translation of each sentence; by default by beam search of width 4 with Vaswani's length penalty.
+
+    The tokenizers are the model's own unless given."""
     translator = Translator(model, tokenizer=tokenizer, decoding=decoding)
     return [answers[0].text or "" for answers in translator(sentences)]
 
@@ -47,7 +53,7 @@ class Translator:
         self,
         model: TranslatesText,
         *,
-        tokenizer: TokenizerChoice,
+        tokenizer: TokenizerChoice | None = None,
         decoding: Decoding | None = None,
         tokens: int = BATCH_TOKENS,
         window: int = SORTED_SENTENCES,
@@ -55,7 +61,7 @@ class Translator:
         if tokens < 1 or window < 1:
             raise UserError(f"tokens and window must be 1 or more, got {tokens} and {window}")
         self.model = model
-        self.tokenizers = read_write_tokenizers(tokenizer)
+        self.tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
         if decoding is None:
             self.decoding = Decoding(choice=BeamSettings())
         else:

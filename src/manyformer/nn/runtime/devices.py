@@ -10,17 +10,14 @@ import re
 import resource
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_buffer_registration_hook,
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
+from torch.nn.modules.module import register_module_module_registration_hook
 
 from manyformer.base.errors import UserError
 
@@ -299,7 +296,7 @@ def device_memory(device: torch.device) -> int:
 
 
 def check_model_fits(
-    build: Callable[[], object], name: str, keywords: Mapping[str, Any], *, copies: int, device: torch.device
+    build: Callable[[], nn.Module], name: str, keywords: Mapping[str, Any], *, copies: int, device: torch.device
 ) -> None:
     """Raise OutOfMemory if `copies` of the parameters of the model that `build` creates do not fit on the device.
 
@@ -310,35 +307,39 @@ def check_model_fits(
     # a model that is small anyway is not built twice
     if is_small or torch.get_default_device().type == "meta":
         return
-    with torch.random.fork_rng(devices=[]), bounded_model(name, copies, device), torch.device("meta"):
-        build()
+    try:
+        with torch.random.fork_rng(devices=[]), bounded_model(name), torch.device("meta"):
+            model = build()
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        # one of its tensors has more bytes than an address can count
+        raise _beyond_memory(name, f"{format_memory(2.0**63)} or more", copies, device) from error
+    check_memory_of(model, name, copies=copies, device=device)
+
+
+def check_memory_of(model: nn.Module, name: str, *, copies: int, device: torch.device) -> None:
+    """Raise OutOfMemory if `copies` of the parameters of a model do not fit into the memory of a device."""
+    needed = copies * sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()))
+    if needed > device_memory(device):
+        raise _beyond_memory(name, format_memory(needed), copies, device)
+
+
+def _beyond_memory(name: str, needed: str, copies: int, device: torch.device) -> OutOfMemory:
+    purpose = " for its weights"
+    if copies > 1:
+        purpose = f" to train it, {copies} numbers for each weight"
+    memory = format_memory(device_memory(device))
+    return OutOfMemory(
+        f"{name} does not fit into the memory of this {device.type.upper()}, {memory}: {needed} are needed{purpose}; "
+        f"{SMALLER_MODEL}"
+    )
 
 
 @contextmanager
-def bounded_model(name: str, copies: int = 1, device: torch.device | None = None) -> Iterator[None]:
-    """Raise OutOfMemory as soon as the modules created in the block are too many, or do not fit on a device."""
-    if device is None:
-        memory = math.inf
-    else:
-        memory = device_memory(device)
-    sizes: dict[int, tuple[Tensor, int]] = {}
-    total = modules = 0
-
-    def add_tensor(module: nn.Module, key: str, tensor: Tensor | None) -> None:
-        nonlocal total
-        if tensor is None or id(tensor) in sizes:
-            return
-        # the tensor is kept, so that no other one gets its id
-        sizes[id(tensor)] = tensor, math.prod(tensor.shape) * tensor.element_size() * copies
-        total += sizes[id(tensor)][1]
-        if device is not None and total > memory:
-            purpose = " for its weights"
-            if copies > 1:
-                purpose = f" to train it, {copies} numbers for each weight"
-            raise OutOfMemory(
-                f"{name} does not fit into the memory of this {device.type.upper()}, {format_memory(memory)}: "
-                f"{format_memory(total)} or more are needed{purpose}; {SMALLER_MODEL}"
-            )
+def bounded_model(name: str) -> Iterator[None]:
+    """Raise OutOfMemory as soon as the modules created in the block are too many."""
+    modules = 0
 
     def add_module(module: nn.Module, key: str, child: nn.Module | None) -> None:
         nonlocal modules
@@ -348,16 +349,11 @@ def bounded_model(name: str, copies: int = 1, device: torch.device | None = None
                 f"{name} has more than {MAX_MODULES:,} modules, the most that are built; make depth smaller"
             )
 
-    hooks = (
-        register_module_parameter_registration_hook(add_tensor),
-        register_module_buffer_registration_hook(add_tensor),
-        register_module_module_registration_hook(add_module),
-    )
+    hook = register_module_module_registration_hook(add_module)
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()
 
 
 def format_memory(size: float) -> str:

@@ -161,6 +161,17 @@ RECIPES: dict[str, Recipe] = {}
 """The recipes of all modules imported so far; `get_recipe` and `all_recipes` also find those of installed packages."""
 
 
+OWN_PREFIX = "own:"
+"""How the names of modules begin that were given as objects, not by a file."""
+
+OWN_RECIPES: dict[str, Recipe] = {}
+"""Modules of the user's own that this process trains, by their names; no list of recipes has them."""
+
+
+RECIPE_FINDERS: list[Callable[[str], Recipe | None]] = []
+"""Functions that know recipes which are in no list, such as classes in a file, by their names."""
+
+
 def recipe(
     title: str,
     *,
@@ -312,6 +323,16 @@ def get_recipe(name: str) -> Recipe:
         return RECIPES[name]
     if name in PUBLISHED_SIZES:
         return _with_published_size(name, PUBLISHED_SIZES[name])
+    if name in OWN_RECIPES:
+        return OWN_RECIPES[name]
+    if name.startswith(OWN_PREFIX):
+        raise UserError(
+            f"{name} is a module of the user's own, which only the program that trains it can build: give it to "
+            "mf.train, mf.evaluate or mf.compare; safetensors.torch.load_model(module, FILE) reads its weights"
+        )
+    for find in RECIPE_FINDERS:
+        if (recipe_found := find(name)) is not None:
+            return recipe_found
     raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
 
 
@@ -361,7 +382,9 @@ def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any
     """The recipe and keywords of the spec in a folder; see `read_saved_recipe`. Raises DamagedFile for wrong ones."""
     name = spec.recipe
     module = spec.module
-    if module and is_external(module) and name not in recipe_names():
+    # `get_recipe` knows these, or says what they are
+    is_named = name in recipe_names() or ":" in name
+    if module and is_external(module) and not is_named:
         raise UserError(
             f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "
             f"with --import {module}, or mf.load(folder, imports=['{module}']) in Python"
@@ -387,6 +410,8 @@ def recipe_in_file(name: str, file: Path) -> Recipe:
 def task_of(model: Model) -> "Task[Any]":
     """The task of the model's head or recipe, else that of its class. Raises UserError for a class without a task."""
     spec: ModelSpec | None = getattr(model, "spec", None)
+    if spec is not None and spec.recipe in OWN_RECIPES:
+        return OWN_RECIPES[spec.recipe].card.task
     if spec is None or spec.recipe not in RECIPES:
         # cards bring their tasks with them: only a class without a recipe needs the registry of all tasks
         from manyformer.models.tasks import task_of_class
