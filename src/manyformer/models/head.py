@@ -20,7 +20,7 @@ from manyformer.nn.batches.episode_batches import count_action_targets
 from manyformer.nn.core import State
 from manyformer.nn.ops.chunked_cross_entropy import LossOptions, chunked_cross_entropy
 from manyformer.nn.positions.content_positions import capped
-from manyformer.nn.runtime.torch_internals import autocast_disabled
+from manyformer.nn.runtime.torch_internals import autocast_disabled, has_hooks
 
 MIN_CHUNKED_CLASSES = 8192
 """From this many classes on, the loss is computed in chunks of tokens: less memory and, on a CPU, less time."""
@@ -107,6 +107,16 @@ def count_targets(targets: Int[Tensor, "..."]) -> Tensor:
     return (targets != IGNORE_INDEX).sum()
 
 
+def loss_of_logits(logits: Float[Tensor, "*b v"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
+    """The cross-entropy of these logits, summed over the targets."""
+    logits = logits.reshape(-1, logits.shape[-1])
+    targets = targets.reshape(-1)
+    total = F.cross_entropy(
+        logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
+    )
+    return BatchLoss(total, count_targets(targets))
+
+
 @final
 class ClassHead(OutputHead):
     """A projection to `classes` logits after an optional `transform`; `tied` is an embedding whose matrix is reused.
@@ -135,18 +145,18 @@ class ClassHead(OutputHead):
         return F.linear(x if self.transform is None else self.transform(x), self.weight, self.bias)
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
+        if has_hooks(self):
+            # they see, and may change, the logits of all tokens
+            return loss_of_logits(self(x), targets, label_smoothing=label_smoothing)
         x = x if self.transform is None else self.transform(x)
         x = x.reshape(-1, x.shape[-1])
         targets = targets.reshape(-1)
-        count = count_targets(targets)
         # logits are the largest tensor of a language model, of which chunks never hold all
         tokens_per_chunk = self._tokens_per_chunk(x)
         if x.shape[0] <= tokens_per_chunk:
             logits = F.linear(x, self.weight, self.bias)
-            total = F.cross_entropy(
-                logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
-            )
-            return BatchLoss(total, count)
+            return loss_of_logits(logits, targets, label_smoothing=label_smoothing)
+        count = count_targets(targets)
         options = LossOptions(IGNORE_INDEX, label_smoothing, tokens_per_chunk)
         return BatchLoss(chunked_cross_entropy(x, self.weight, self.bias, targets, options), count)
 
@@ -178,12 +188,7 @@ class CappedClassHead(OutputHead):
         return capped(F.linear(x, self.weight), self.cap)
 
     def loss(self, x: Float[Tensor, "*b d"], targets: Int[Tensor, "*b"], *, label_smoothing: float) -> BatchLoss:
-        logits = self(x).reshape(-1, self.classes)
-        targets = targets.reshape(-1)
-        total = F.cross_entropy(
-            logits, targets, ignore_index=IGNORE_INDEX, label_smoothing=label_smoothing, reduction="sum"
-        )
-        return BatchLoss(total, count_targets(targets))
+        return loss_of_logits(self(x), targets, label_smoothing=label_smoothing)
 
 
 @final

@@ -28,7 +28,7 @@ from manyformer.models.model_files import (
 )
 from manyformer.models.transformers_call import KEYWORDS, NO_KEYWORDS, TheirKeywords, call_as_transformers
 from manyformer.nn.batches import Batch, to_device
-from manyformer.nn.core import LayerOutput, State, tree_map
+from manyformer.nn.core import LayerOutput, RecordModule, State, tree_map
 from manyformer.nn.runtime.torch_internals import has_autocast
 
 B = TypeVar("B", bound=Batch, default=Any)
@@ -66,7 +66,7 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
     return forward_of_either
 
 
-class Model(nn.Module, ABC, Generic[B]):
+class Model(RecordModule, ABC, Generic[B]):
     """The base class of models; a recipe sets `spec`, which is all that a checkpoint needs besides the weights.
 
     A subclass defines `forward` for its inputs, and `head_inputs` for the loss and the score of its `head`, or `loss`

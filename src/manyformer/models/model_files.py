@@ -17,6 +17,7 @@ from pydantic import StringConstraints
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from manyformer.base.errors import NonFiniteWeights, UserError
 from manyformer.base.files import TOKENIZER_FILES
@@ -34,7 +35,8 @@ from manyformer.base.files.json_records import Count, DamagedFile, FileRecord, r
 from manyformer.base.files.text_tables import printable_line
 from manyformer.base.files.verified_folder import MARK, VerifiedFolder, write_manifest
 from manyformer.base.keyword_checks import as_json
-from manyformer.nn.runtime.torch_internals import tensor_norms
+from manyformer.nn.runtime.torch_internals import PLAIN_TENSORS, tensor_norms
+from manyformer.nn.runtime.training_hooks import AddsToModule
 
 GENERATION_FILE = "generation.json"
 
@@ -139,8 +141,59 @@ class ModelRecord(FileRecord):
     keywords: dict[str, Any]
 
 
+def refuse_changed_modules(model: nn.Module, action: str) -> None:
+    """Raise UserError if a tool has changed a module so that no recipe builds it: it says what to undo first, and how.
+
+    `action` is what cannot be done with such a model, such as "saved"."""
+    for name, module in model.named_modules():
+        if change := _change_of(module):
+            what, remedy = change
+            raise UserError(f"{name or 'the model'} {what}, so the model cannot be {action} as it is: {remedy}")
+
+
+def _change_of(module: nn.Module) -> tuple[str, str] | None:
+    """What a tool has made of the module, and how that is undone; None for a module as its class makes it."""
+    library = type(module).__module__
+    if isinstance(module, AddsToModule):
+        return "has an adapter", module.how_to_merge
+    if library.startswith("peft."):
+        return (
+            "has an adapter of peft",
+            "merge it first (`model = peft_model.merge_and_unload()`), or save it alone (`peft_model.save_pretrained`)",
+        )
+    if is_parametrized(module):
+        names = ", ".join(module.parametrizations)  # type: ignore[arg-type]
+        return (
+            f"has a parametrization ({names})",
+            'remove it first, which keeps its values (`torch.nn.utils.parametrize.remove_parametrizations(module, "'
+            f'{names.partition(",")[0]}")`)',
+        )
+    for hook in module._forward_pre_hooks.values():
+        if hasattr(hook, "compute_mask"):
+            return (
+                f"has a pruning mask ({hook._tensor_name})",
+                f'make it permanent first (`torch.nn.utils.prune.remove(module, "{hook._tensor_name}")`)',
+            )
+        if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
+            kind = type(hook).__module__.rpartition(".")[2]
+            return f"has a {kind}", f"remove it first (`torch.nn.utils.remove_{kind}(module)`)"
+    # those that are distributed have a shard here
+    packed = [weight for weight in module._parameters.values() if weight is not None and _is_packed(weight)]
+    if library.startswith("torch.ao.") or packed:
+        return "has quantized weights", "save it before it is quantized, and quantize what `load` returns"
+    return None
+
+
+def _is_packed(weight: Tensor) -> bool:
+    """Whether the numbers of a weight are packed in a type of its own, and not a shard of a distributed one."""
+    return type(weight) not in PLAIN_TENSORS and not hasattr(weight, "to_local")
+
+
 def write_parts(model: nn.Module, spec: ModelSpec, folder: Path) -> None:
-    """Write the spec and the weights of a model into an existing folder."""
+    """Write the spec and the weights of a model into an existing folder.
+
+    Raises UserError for a model with adapters, pruning masks, parametrizations or quantized weights."""
+    refuse_changed_modules(model, "saved")
     record = ModelRecord(recipe=spec.recipe, recipe_module=spec.module, keywords=spec.keywords)
     record.write(folder / CONFIG_FILE)
     with atomic_path(folder / WEIGHTS_FILE) as file:

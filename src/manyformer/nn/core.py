@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, final
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from manyformer.nn.model_inputs import PADDING_SEGMENT as PADDING_SEGMENT
 from manyformer.nn.model_inputs import State as State
@@ -283,7 +284,50 @@ class Context:
     watch: WatchFn = no_watch
 
 
-class Layer(nn.Module, ABC):
+class RecordModule(nn.Module):
+    """A module that returns a record, for which a forward hook may return the record's first field alone.
+
+    That is the stream of a layer and the logits of a model: `lambda module, inputs, output: output[0] * 0` replaces it
+    and leaves the rest. A hook that returns anything else but a whole record is refused where it was called."""
+
+    def register_forward_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False, always_call: bool = False
+    ) -> RemovableHandle:
+        return super().register_forward_hook(
+            _RecordHook(hook), prepend=prepend, with_kwargs=with_kwargs, always_call=always_call
+        )
+
+
+@final
+class _RecordHook:
+    """A forward hook whose result becomes a record."""
+
+    def __init__(self, hook: Callable[..., Any]) -> None:
+        self.hook = hook
+
+    def __call__(self, module: nn.Module, *call: Any) -> Any:
+        result = self.hook(module, *call)
+        # after the inputs, by position and perhaps by name
+        output = call[-1]
+        fields = getattr(output, "_fields", None)
+        if result is None or fields is None or isinstance(result, type(output)):
+            return result
+        if isinstance(result, Tensor):
+            return output._replace(**{fields[0]: result})
+        if isinstance(result, tuple) and len(result) == len(fields):
+            return type(output)(*result)
+        if isinstance(result, tuple):
+            kind = f"{len(result)} values"
+        else:
+            kind = f"an object of {type(result).__name__}"
+        raise TypeError(
+            f"a forward hook of {type(module).__name__} returned {kind}: it may return a tensor in place of "
+            f"{fields[0]}, or output._replace({fields[0]}=...), as the output is a "
+            f"{type(output).__name__}({', '.join(fields)})"
+        )
+
+
+class Layer(RecordModule, ABC):
     """A module that changes the residual stream: attention, a mixer, a feed-forward layer, an entire stack."""
 
     key_origin: KeyOrigin = "stream"

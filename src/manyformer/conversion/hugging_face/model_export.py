@@ -32,7 +32,7 @@ from manyformer.conversion.hugging_face.hf_folder import CONFIG, GENERATION, SPE
 from manyformer.conversion.hugging_face.tokenizer_exchange import write_tokenizer
 from manyformer.data.tokenizers.tokenizer import Tokenizer
 from manyformer.models.model import Model
-from manyformer.models.model_files import replacement_folder
+from manyformer.models.model_files import refuse_changed_modules, replacement_folder
 from manyformer.recipes.parts.registry import REMOVED_HEADS, SHARED_QK_DIM, get_recipe
 
 HEADS_OF_OUR_OWN = {
@@ -89,9 +89,10 @@ def export_model(
     chooses among several families that equal a recipe, such as "roberta" for the recipe bert; by default it is the
     first that has its keywords. `dtype` is the type of the weights in the file, and `run_card` the card of a trained
     model. Raises UserError for a model of a kind that `transformers` has no `AutoModel` class for here, for one that
-    is no `model_type`, and for weights that `dtype` cannot hold.
+    is no `model_type`, for weights that `dtype` cannot hold, and for adapters and the like, which are merged first.
     """
     kind = auto_class_of(model)
+    refuse_changed_modules(model, "exported")
     try:
         parts = _native_parts(model, kind, model_type)
         reason = None

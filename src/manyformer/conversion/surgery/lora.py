@@ -15,15 +15,18 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.config import LoraConfig
 from manyformer.models.model import named_weight_places
 from manyformer.nn.attention.attention import Attention
+from manyformer.nn.runtime.training_hooks import AddsToModule
 
 
 @final
-class LoraLinear(nn.Module):
+class LoraLinear(nn.Module, AddsToModule):
     """y = W x + (alpha / rank) B A dropout(x) with W frozen (Hu et al. 2021, arXiv:2106.09685, section 4.1).
 
     A is drawn as torch draws a linear layer and B is 0, so that y is at first what `base` computes. `sizes` divide the
     outputs into blocks with an A and a B each: a matrix for both keys and values gets two adapters, as two matrices
     would. `lora_a` holds the A of all blocks one below the other, `lora_b` the B."""
+
+    how_to_merge = "merge it first (`manyformer.conversion.surgery.lora.merge_lora(model)`)"
 
     def __init__(self, base: nn.Linear, rank: int, sizes: Sequence[int], *, alpha: float, dropout: float = 0.0) -> None:
         super().__init__()

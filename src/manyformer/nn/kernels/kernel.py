@@ -12,7 +12,17 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from manyformer.nn.core import Layer, LayerOutput, MakesStream, State, TokenPositions, WatchFn, WeightAxes, no_watch
+from manyformer.nn.core import (
+    Layer,
+    LayerOutput,
+    MakesStream,
+    RecordModule,
+    State,
+    TokenPositions,
+    WatchFn,
+    WeightAxes,
+    no_watch,
+)
 from manyformer.nn.masks.mask import Mask
 from manyformer.nn.ops.softmax_attention import softmax_attention_reference
 from manyformer.nn.positions.position import Position
@@ -61,7 +71,7 @@ class KernelCall(NamedTuple):
         return softmax_attention_reference(q, k, v, mask, scale=scale, dropout=dropout, position=position, **positions)
 
 
-class Kernel(nn.Module, ABC):
+class Kernel(RecordModule, ABC):
     """An attention algorithm.
 
     `supports` names what a position may change, of query, key, score and value; `Attention` refuses one that changes

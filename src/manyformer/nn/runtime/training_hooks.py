@@ -89,6 +89,15 @@ class RequiresPretrained:
     requirement: str
 
 
+class AddsToModule:
+    """A module that stands in the place of another one, such as an adapter, and that no recipe builds.
+
+    `how_to_merge` says how it becomes a part of the other one before the model is saved.
+    """
+
+    how_to_merge: str
+
+
 class UsesNeighbours:
     """A module that attends to tokens retrieved for each token of a language model."""
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple, final
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from manyformer.nn.attention.kv_cache.static_cache import StaticKVCache, static_cache
-from manyformer.nn.core import Context, ContiguousLayout, KeyOrigin, State, StepLayout, TokenPositions
+from manyformer.nn.core import Context, ContiguousLayout, KeyOrigin, RecordModule, State, StepLayout, TokenPositions
 
 ProjectKV = Callable[[Tensor, TokenPositions], tuple[Tensor, Tensor]]
 """Projects a sequence (b, s, d) and its positions to keys (b, g, s, e), with the position applied, and values."""
@@ -65,7 +65,7 @@ def require_no_grad() -> None:
         )
 
 
-class KVSource(nn.Module, ABC):
+class KVSource(RecordModule, ABC):
     """Selects the sequence that keys and values come from: the layer's input, an encoder's output, a memory."""
 
     key_origin: KeyOrigin = "stream"
