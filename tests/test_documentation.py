@@ -310,7 +310,7 @@ def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest
     assert (tmp_path / "saved/model.safetensors").is_file()
 
 
-EXECUTED = ("own-models",)
+EXECUTED = ("adapters", "compile-and-export", "interpretability", "own-loop", "own-models")
 """The pages of `how-to` whose code runs as it stands, in one go."""
 
 

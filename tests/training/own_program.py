@@ -122,7 +122,17 @@ def play(folder: Path, model: str, kind: str) -> dict[str, Any]:
     return {"statuses": statuses, "whole": rows_of(whole), "resumed": rows_of(cut)}
 
 
-if __name__ == "__main__":
+def without_dropout() -> nn.Module:
+    module = GRU()
+    module.drop.p = 0.0
+    return module
+
+
+if __name__ == "__main__" and "RANK" in os.environ:
+    # one of torchrun's processes, which have nothing but their rows to themselves
+    divided = {**SETTINGS, "out": sys.argv[1], "strategy": "ddp"}
+    mf.train(without_dropout, divided, data=DATA["loader"](), eval_data=[ROWS[:7]], on_event=silent)
+elif __name__ == "__main__":
     if importlib.util.find_spec("x_transformers") is None:
         CASES.remove(("x-transformers", "loader"))
     else:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from own_program import CASES, GRU, ROWS, VOCAB
+from own_program import CASES, DATA, GRU, ROWS, SETTINGS, VOCAB, without_dropout
 from own_program import rows_of as metrics_of
 from safetensors.torch import load_file, load_model
 from torch import Tensor, nn
@@ -45,6 +45,23 @@ def test_a_killed_run_resumes_to_the_same_losses(name: str, played: dict[str, An
 def settings(out: Path, **others: Any) -> dict[str, Any]:
     constant = {"name": "constant", "warmup": 0}
     return {"out": str(out), "limits": {"steps": 4}, "schedule": constant, "log": {"every": 1}, **others}
+
+
+@pytest.mark.slow
+def test_two_processes_train_and_score_as_one_does(tmp_path: Path) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    script = Path(__file__).with_name("own_program.py")
+    done = subprocess.run(
+        [*launcher, str(script), str(tmp_path / "two")], capture_output=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    alone = {**SETTINGS, "out": str(tmp_path / "one")}
+    mf.train(without_dropout, alone, data=DATA["loader"](), eval_data=[ROWS[:7]], on_event=silent)
+    one, two = metrics_of(tmp_path / "one"), metrics_of(tmp_path / "two")
+    assert [row["tokens"] for row in two] == [row["tokens"] for row in one]
+    for name in ("loss", "valid_loss"):
+        expected = [row[name] for row in one if name in row]
+        assert [row[name] for row in two if name in row] == pytest.approx(expected, rel=1e-4)
 
 
 class Doubled(GRU):
@@ -161,6 +178,18 @@ def test_each_row_of_a_data_set_is_read_once_in_an_epoch(tmp_path: Path) -> None
     orders = seen[-80:-40], seen[-40:]
     assert [sorted(order) for order in orders] == [list(range(40))] * 2
     assert orders[0] != orders[1]
+
+
+def test_the_columns_of_a_data_set_of_hugging_face_are_arguments(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed, whose Dataset this reads")
+    data = datasets.Dataset.from_dict({"input_ids": ROWS.tolist(), "labels": ROWS.tolist()})
+    heard: list[TrainingEvent] = []
+    chosen = settings(tmp_path, batch={"tokens": 8 * 13}, limits={"epochs": 1})
+    result = mf.train(Named, chosen, data=data, eval_data=data, on_event=heard.append)
+    assert result.step == 5
+    assert metrics_of(tmp_path)[-1]["tokens"] == ROWS[:, 1:].numel()
+    with pytest.raises(UserError, match="the batch has words, which the forward of own:Named does not take"):
+        mf.train(Named, settings(tmp_path / "other"), data=data.add_column("words", ["a"] * 40), on_event=silent)
 
 
 def test_a_resumed_run_tells_that_its_data_has_changed(tmp_path: Path) -> None:
