@@ -66,7 +66,7 @@ def drawing(name: str) -> str:
     if len(costs) < 2:
         return ""
     states = [cost.state_bytes for cost in costs if cost.state_bytes]
-    curves = [("operations a token", [cost.flops / cost.length for cost in costs])]
+    curves = [("FLOPs per token", [cost.flops / cost.length for cost in costs])]
     curves += [("bytes of state", [float(size) for size in states])] if len(states) == len(costs) else []
     lengths = [cost.length for cost in costs]
     return "".join(_panel(title, lengths, values) for title, values in curves)

@@ -69,7 +69,7 @@ def read_ledger(path: Path = LEDGER) -> Ledger:
 
 
 def ledger_page(mark: str) -> str:
-    """The page: what was measured, what was not afforded, and the recipes without a published figure."""
+    """The page: what was measured, what was too costly to repeat, and the recipes without a published figure."""
     ledger = read_ledger()
     records = sorted(ledger.records, key=lambda record: record.recipe)
     measured, not_afforded = [], []
@@ -85,12 +85,12 @@ def ledger_page(mark: str) -> str:
     heads = "recipe", "measure", "published"
     lines = [
         mark,
-        "# Ledger",
+        "# Published results",
         "",
         "Published figures of recipes, and ours on the same data, from the records in `ledger.json`.",
         "",
         *markdown_table((*heads, "ours", "seeds", "cost", "date, commit", "command"), measured, right=["seeds"]),
-        *("", "## Not afforded", ""),
+        *("", "## Too costly to repeat here", ""),
         *markdown_table((*heads, "what it would take"), not_afforded),
         *("", "## Without a published figure", ""),
         *markdown_table(("recipe", "why"), reasons),

@@ -34,7 +34,7 @@ def _table_of_means(results: SuiteRecord) -> Iterator[str]:
         for case, costs in results.costs.items()
     ]
     floors = dict.fromkeys(floor for task in results.tasks for floor in task.floors)
-    rows += [[f"floor: {floor}", *_floor_cells(results.tasks, floor), ""] for floor in floors]
+    rows += [[f"baseline: {floor}", *_floor_cells(results.tasks, floor), ""] for floor in floors]
     return markdown_table(header, rows, right=header[1:])
 
 

@@ -37,7 +37,7 @@ READ_ALONE = {
 }
 """Commands that are not started, as patterns, with what they need."""
 SLOW = (
-    r"^(check|export|heads|spans|doctor|plan|calibrate)\b|^floors .|^show (?!transformer$|.*--pattern)"
+    r"^(check|export|heads|spans|doctor|plan|calibrate)\b|^baselines .|^show (?!transformer$|.*--pattern)"
     r"|^compare (translation/kernels|surgery/linear|mixers/language|rl/gates)"
     r"|^regress --out|--input|^attention runs/one|runs/(universal|adaptive-span|rl-|memory|images-|lm-memory)"
 )

@@ -41,7 +41,7 @@ def test_convert_says_what_became_of_each_weight(cli: Cli, text_run: Path, tmp_p
         assert expected in ended.out
     assert "becomes LinearKernel" in ended.err
     assert "logits of random tokens differ by at most" in ended.out
-    assert "train it further: recipe=transformer-lm" in ended.out
+    assert "manyformer train transformer-lm init_from=" in ended.out
     assert "model.kernel=favor" in ended.out
 
 

@@ -19,7 +19,7 @@ MODULES = {
     "import": "convert",
     "export": "convert",
     "advise": "compare",
-    "floors": "evaluate",
+    "baselines": "evaluate",
     "regress": "plot",
 }
 """The modules of commands that are written in that of another one of their kind."""
@@ -52,7 +52,7 @@ COMMANDS = (
     "bench",
     "compare",
     "advise",
-    "floors",
+    "baselines",
     "plot",
     "regress",
     "doctor",

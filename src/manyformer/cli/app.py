@@ -55,8 +55,8 @@ JUDGE = "Judge and compare"
 RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
 
-EARLIER_FORMS = {"thresholds": ("calibrate", "--sweep")}
-"""Commands of version 0.2 with the words that stand for them, which go in 0.4."""
+EARLIER_FORMS = {"thresholds": ("calibrate", "--sweep"), "floors": ("baselines",)}
+"""Commands of version 0.2 with the words that stand for them."""
 
 
 def command(

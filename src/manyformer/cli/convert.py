@@ -2,6 +2,7 @@
 
 `convert` makes another member of the family of a trained model."""
 
+import shlex
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -224,17 +225,24 @@ def convert(
     else:
         converted.model.save(out, tokenizers_of=folder)
     report = converted.report
-    page = [*_report_page(report, match), f"wrote {out}", _further_training(recipe, report.keywords, out)]
+    page = [*_report_page(report, match), f"wrote {out}; further training, with data.path=FILE on your own data:"]
+    page.append(_further_training(recipe, report.keywords, out))
     return Output({"out": out, **report._asdict()}, page)
 
 
 def _further_training(recipe: "Recipe", keywords: dict[str, Any], out: str) -> str:
-    """The settings of a training that begins with the converted model."""
+    """The command of a training that begins with the converted model; the text to train on is the user's to name."""
     defaults = recipe.signature.parameters
-    # only those that a run file must name; the vocabulary comes with the data
+    # only those that a run must name; the vocabulary comes with the data
     settings = {name: value for name, value in keywords.items() if value != defaults[name].default}
-    chosen = " ".join(f"model.{name}={value}" for name, value in settings.items() if name != "vocab")
-    return f"train it further: recipe={recipe.card.name} init_from={out} {chosen}"
+    chosen = [shlex.quote(f"model.{name}={value}") for name, value in settings.items() if name != "vocab"]
+    words = [
+        recipe.card.name,
+        f"init_from={shlex.quote(out)}",
+        *chosen,
+        f"out={shlex.quote(out.rstrip('/') + '-trained')}",
+    ]
+    return f"manyformer train {' '.join(words)} data.path=stdlib"
 
 
 def _report_page(report: "ConversionReport", match: str) -> Iterator[Block]:

@@ -1,6 +1,7 @@
-"""`manyformer evaluate`: score a trained model; `floors`: what guesses without a model score on a generated task."""
+"""`manyformer evaluate`: score a trained model; `baselines`: what guesses without a model score on a generated task."""
 
 import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from itertools import pairwise
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from manyformer.config import SyntheticData
     from manyformer.inference.evaluate import Evaluation, EvaluationSettings
     from manyformer.models import Model
+
+
+SACREBLEU = re.compile(r"\bversion:")
+"""What every signature of sacrebleu has."""
 
 
 @command(
@@ -142,12 +147,28 @@ def _scores_page(evaluations: "Mapping[str, Evaluation]") -> Iterator[Block]:
     """The scores of each run as a table."""
     for name, evaluation in evaluations.items():
         yield f"{name} on {evaluation.data}: {evaluation.how}"
-        rows = [(score.name, f"{score.value:.{score.digits}f}", score.signature) for score in evaluation.scores]
+        rows = [(score.name, f"{score.value:.{score.digits}f}", _how(score.signature)) for score in evaluation.scores]
         yield PageTable(("score", "value", "how"), rows, right=(1,))
         if names := [score.name for score in evaluation.scores if not math.isfinite(score.value)]:
             yield Note(f"warning: {', '.join(names)}: no finite number, so this model cannot be compared by it")
         if evaluation.guesses is not None:
             yield Note(evaluation.guesses.summary_line)
+
+
+def _how(signature: str) -> str:
+    """A signature for people: "per token; 71,461 tokens" of `per:token|tokens:71461`; those of sacrebleu stay.
+
+    They are quoted beside scores as they are."""
+    if SACREBLEU.search(signature):
+        return signature
+    parts = []
+    for part in signature.split("|"):
+        name, _, value = part.partition(":")
+        if value.isdecimal():
+            parts.append(f"{int(value):,} {name}")
+        else:
+            parts.append(f"{name} {value}".rstrip())
+    return "; ".join(parts)
 
 
 def source_lengths(text: str | None, beside: list[str] | None, picture: Path | None) -> tuple[int, ...]:
@@ -199,13 +220,13 @@ def _calibrated(model: "Model", calibration: Path | None, settings: "EvaluationS
 
 @command(
     JUDGE,
-    "manyformer floors                                     the rules of generated tasks",
-    "manyformer floors listops --examples 10000",
-    "manyformer floors mqar symbols=64 pairs=8",
-    "manyformer floors mine.yaml data.length=256           the data of a run",
+    "manyformer baselines                                  the rules of generated tasks",
+    "manyformer baselines listops --examples 10000",
+    "manyformer baselines mqar symbols=64 pairs=8",
+    "manyformer baselines mine.yaml data.length=256        the data of a run",
     accepts_settings=True,
 )
-def floors(
+def baselines(
     arguments: Annotated[
         list[str] | None,
         Argument(
@@ -227,7 +248,7 @@ def floors(
     target, settings = split_arguments(arguments or [])
     if target is None:
         if settings:
-            raise UserError(f"floors needs the rule or the run that {settings[0]} is a setting of")
+            raise UserError(f"baselines needs the rule or the run that {settings[0]} is a setting of")
         return _rules_output()
     data = _generated_data(target, settings)
     measured = measure_floors(data, examples)
@@ -252,7 +273,7 @@ def _generated_data(target: str, settings: list[str]) -> "SyntheticData":
         run = load_run(target, settings, recipes=recipes)
     if run.data.kind != "synthetic":
         raise UserError(
-            f"{target} learns from data of kind {run.data.kind}; floors are those of generated data (kind synthetic)"
+            f"{target} learns from data of kind {run.data.kind}; baselines are those of generated data (kind synthetic)"
         )
     return cast("SyntheticData", run.data)
 
@@ -270,4 +291,4 @@ def _rules_output() -> Output:
     from manyformer.config import SyntheticData
 
     rules = {name: " ".join((section.__doc__ or "").split()) for name, section in SyntheticData.variants.items()}
-    return Output(rules, [PageTable(("rule", "what it generates"), rules.items())])
+    return Output(rules, [PageTable(("rule", "what it generates"), rules.items(), cut=True)])

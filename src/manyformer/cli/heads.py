@@ -215,8 +215,8 @@ def prune(
     keep: Annotated[int, Option(min=0, help="Number of heads that remain, in all layers or those of --part.")],
     how: Annotated[
         Literal["gates", "importance"],
-        Option(help="Train gates (Voita et al. 2019), or rank heads by gradients of gates (Michel et al. 2019)."),
-    ],
+        Option(help="Rank heads by gradients of gates (Michel et al. 2019), or train gates (Voita et al. 2019)."),
+    ] = "importance",
     out: NewFolderOption,
     part: Annotated[str | None, Option(help="Layers whose names begin so, such as encoder; all unless given.")] = None,
     penalty: Annotated[float | None, Option(help="--how gates: the penalty lambda on open gates, 0.1.")] = None,

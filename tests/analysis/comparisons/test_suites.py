@@ -118,9 +118,9 @@ def test_tables_have_ranges_floors_costs_and_claims(finished_suite: tuple[Path, 
     guesses = result.tasks[0].guesses
     assert guesses is not None
     assert table.rows[2:] == [
-        ["floor: guessing", "16.7", "–"],
-        ["floor: majority", f"{guesses.majority.accuracy:.3g}", "–"],
-        ["floor: best shortcut", f"{guesses.shortcut.accuracy:.3g}", "–"],
+        ["baseline: guessing", "16.7", "–"],
+        ["baseline: majority", f"{guesses.majority.accuracy:.3g}", "–"],
+        ["baseline: best shortcut", f"{guesses.shortcut.accuracy:.3g}", "–"],
     ]
     # a chain of order two
     assert guesses.shortcut.name in ("last 2 symbols", "last 3 symbols")

@@ -273,7 +273,7 @@ class SuiteResult:
         rows = [[case, *(self._cell(task, column, case) for task in tasks)] for case in self.cases]
         floors = dict.fromkeys(name for task in tasks for name in task.floors)
         # floors stand in the table itself, because a score says little without what chance reaches
-        rows += [[f"floor: {name}", *(_number(task.floors.get(name)) for task in tasks)] for name in floors]
+        rows += [[f"baseline: {name}", *(_number(task.floors.get(name)) for task in tasks)] for name in floors]
         title = f"{self.suite.file.score[0].replace('_', ' ').capitalize()} at {column}"
         return Table(title, ["case", *(task.task.name for task in tasks)], rows)
 
