@@ -20,6 +20,7 @@ from manyformer.cli.console import Block, Note, Output
 from manyformer.cli.model_arguments import model_of
 from manyformer.cli.options import KeywordsArgument, complete_models, complete_recipes
 from manyformer.config.published_sizes import PUBLISHED_SIZES
+from manyformer.recipes.parts.cards import FAMILIES, PROMISES, ListedRecipe, listed_recipes
 
 if TYPE_CHECKING:
     from manyformer.models import Model
@@ -90,23 +91,15 @@ def list_recipes(
     return Output([_card_record(recipe) for recipe in selected], page)
 
 
-def _all_recipes() -> "dict[str, Recipe]":
-    from manyformer.recipes import all_recipes
-
-    return all_recipes()
-
-
-def _by_family(selected: "list[Recipe]") -> "Iterator[tuple[str, str, list[Recipe]]]":
+def _by_family(selected: list[ListedRecipe]) -> Iterator[tuple[str, str, list[ListedRecipe]]]:
     """The families with their meanings and those of the recipes that belong to them, without empty ones."""
-    from manyformer.recipes.parts.registry import FAMILIES
-
     for family, meaning in FAMILIES.items():
         members = [recipe for recipe in selected if recipe.card.family == family]
         if members:
             yield family, meaning, members
 
 
-def _family_page(selected: "list[Recipe]") -> Iterator[Block]:
+def _family_page(selected: list[ListedRecipe]) -> Iterator[Block]:
     """The names of each family in a paragraph, all within a screen."""
     width = shutil.get_terminal_size().columns
     for family, meaning, members in _by_family(selected):
@@ -128,10 +121,8 @@ def _family_page(selected: "list[Recipe]") -> Iterator[Block]:
     )
 
 
-def _line_page(selected: "list[Recipe]") -> Iterator[Block]:
+def _line_page(selected: list[ListedRecipe]) -> Iterator[Block]:
     """A line for each recipe: name, year, task, memory of the text when it generates, and as much title as fits."""
-    from manyformer.recipes.parts.registry import FAMILIES
-
     order = list(FAMILIES)
     ordered = sorted(selected, key=lambda recipe: (order.index(recipe.card.family), recipe.card.name))
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
@@ -148,17 +139,15 @@ def _line_page(selected: "list[Recipe]") -> Iterator[Block]:
     yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
 
 
-def _title(recipe: "Recipe") -> str:
+def _title(recipe: ListedRecipe) -> str:
     # recipes of other packages name their module, so that nobody looks for them here
     if is_external(recipe.module):
         return f"{recipe.card.title} (in {recipe.module})"
     return recipe.card.title
 
 
-def _card_record(recipe: "Recipe") -> dict[str, Any]:
+def _card_record(recipe: "ListedRecipe | Recipe") -> dict[str, Any]:
     """The card of a recipe, and the module that defines it, as a JSON record."""
-    from manyformer.recipes.parts.registry import PROMISES
-
     card = recipe.card
     return {
         **asdict(card),
@@ -181,10 +170,9 @@ class RecipeFilters(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for a value that no recipe can have."""
-        from manyformer.models.tasks import task_named
-        from manyformer.recipes.parts.registry import FAMILIES
+        if self.task not in (None, *(listed.card.task.name for listed in listed_recipes().values())):
+            from manyformer.models.tasks import task_named
 
-        if self.task is not None:
             task_named(self.task)
         if self.family is not None and self.family not in FAMILIES:
             raise UserError(f"there is no family '{self.family}'; {suggest_names(self.family, FAMILIES)}")
@@ -204,7 +192,7 @@ class RecipeFilters(NamedTuple):
             return range(first, first + 1)
         return range(first, int(match["last"] or 9_999) + 1)
 
-    def select(self, recipe: "Recipe") -> bool:
+    def select(self, recipe: ListedRecipe) -> bool:
         """Whether a recipe has all that is asked for."""
         card = recipe.card
         return (
@@ -219,9 +207,9 @@ class RecipeFilters(NamedTuple):
         return " ".join(f"--{name} {value}" for name, value in self._asdict().items() if value is not None)
 
 
-def _select_recipes(text: str | None, filters: RecipeFilters) -> "list[Recipe]":
+def _select_recipes(text: str | None, filters: RecipeFilters) -> list[ListedRecipe]:
     filters.check()
-    among = [recipe for recipe in _all_recipes().values() if filters.select(recipe)]
+    among = [recipe for recipe in listed_recipes().values() if filters.select(recipe)]
     if text is None:
         matching = among
     else:
@@ -239,7 +227,7 @@ def _select_recipes(text: str | None, filters: RecipeFilters) -> "list[Recipe]":
     return matching
 
 
-def _matches_recipe(text: str, recipe: "Recipe") -> bool:
+def _matches_recipe(text: str, recipe: ListedRecipe) -> bool:
     # a pattern is for names alone; plain words are found in titles and summaries, too
     if any(sign in text for sign in "*?["):
         return fnmatch(recipe.card.name, text)

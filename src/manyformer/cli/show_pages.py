@@ -16,8 +16,9 @@ from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
 from manyformer.config import describe_keywords
 from manyformer.models import Model
 from manyformer.recipes import Recipe, RecipeCard
+from manyformer.recipes.parts.cards import PROMISES
 from manyformer.recipes.parts.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
-from manyformer.recipes.parts.registry import PROMISES, task_of
+from manyformer.recipes.parts.registry import task_of
 
 if TYPE_CHECKING:
     from manyformer.analysis.heads.properties import AttentionProperties
