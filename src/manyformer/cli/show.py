@@ -19,7 +19,7 @@ from manyformer.cli.app import FIND, command
 from manyformer.cli.console import Block, Note, Output
 from manyformer.cli.model_arguments import model_of
 from manyformer.cli.options import KeywordsArgument, complete_models, complete_recipes
-from manyformer.config.published_sizes import PUBLISHED_SIZES
+from manyformer.config.published_sizes import PUBLISHED_SIZES, nearest_recipe, published_size
 from manyformer.recipes.parts.cards import FAMILIES, PROMISES, ListedRecipe, listed_recipes
 
 if TYPE_CHECKING:
@@ -111,9 +111,9 @@ def _family_page(selected: list[ListedRecipe]) -> Iterator[Block]:
             break_on_hyphens=False,
         )
         yield f"{family}: {meaning} ({len(members)})\n{names}"
-    # a name with a slash is a second one for the same sizes
-    sizes = ", ".join(name for name in PUBLISHED_SIZES if "/" not in name)
-    yield textwrap.fill(f"published sizes: {sizes}", width, subsequent_indent="  ", break_on_hyphens=False)
+    yield textwrap.fill(
+        f"published sizes: {', '.join(PUBLISHED_SIZES)}", width, subsequent_indent="  ", break_on_hyphens=False
+    )
     yield (
         "\n`manyformer list linear` (any text), `--task translation`, `--family experts`,\n"
         "`--state constant`, `--year 2024-` or `--all` show a line for each;\n"
@@ -125,7 +125,7 @@ def _line_page(selected: list[ListedRecipe]) -> Iterator[Block]:
     """A line for each recipe: name, year, task, memory of the text when it generates, and as much title as fits."""
     order = list(FAMILIES)
     ordered = sorted(selected, key=lambda recipe: (order.index(recipe.card.family), recipe.card.name))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+    width = screen_width()
     rows = [("recipe", "year", "family", "task", "state")]
     for recipe in ordered:
         card = recipe.card
@@ -137,6 +137,11 @@ def _line_page(selected: list[ListedRecipe]) -> Iterator[Block]:
         lines = list(aligned_table(rows))
     yield "\n".join(line[:width].rstrip() for line in lines)
     yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+
+
+def screen_width() -> int:
+    """The columns of the terminal; more where the output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
 
 
 def _title(recipe: ListedRecipe) -> str:
@@ -214,14 +219,13 @@ def _select_recipes(text: str | None, filters: RecipeFilters) -> list[ListedReci
         matching = among
     else:
         matching = [recipe for recipe in among if _matches_recipe(text, recipe)]
-    if not matching and text is not None and text in PUBLISHED_SIZES:
-        size = PUBLISHED_SIZES[text]
+    if not matching and text is not None and (size := published_size(text)) is not None:
         matching = [recipe for recipe in among if recipe.card.name == size.recipe]
     if not matching:
         conditions = [str(filters)] if str(filters) else []
         if text is not None:
             names = [recipe.card.name for recipe in among]
-            hint = suggest_names(text, names) if names else "leave an option out"
+            hint = nearest_recipe(text) or (suggest_names(text, names) if names else "leave an option out")
             raise UserError(f"no recipe matches {' '.join([repr(text), *conditions])}; {hint}")
         raise UserError(f"no recipe matches {filters}; leave one of them out")
     return matching
@@ -258,7 +262,8 @@ def show(
     length: Annotated[int | None, Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,
     pattern: Annotated[bool, Option("--pattern", help="Draw the attention mask instead.")] = False,
     draw_all: Annotated[
-        bool, Option("--all", help="With --pattern: draw the masks of all layers, not only the first.")
+        bool,
+        Option("--all", help="Everything instead of a screen; with --pattern the masks of all layers, not the first."),
     ] = False,
     properties: Annotated[
         bool, Option("--properties", help="Measure properties of its attention instead: convex hull, symmetries, rank.")
@@ -270,12 +275,12 @@ def show(
         Path | None, Option(help="With --pattern or --mixing: also write a picture, .png, .svg or .pdf.")
     ] = None,
 ) -> Output:
-    """Describe a recipe: summary, paper, contracts, keywords, modules with parameters, cost.
+    """Describe a recipe within a screen: summary, paper, contracts, keywords, modules with parameters, cost.
 
     Weights are not allocated, so models of any size are shown at once. Where the cost depends on the tokens, as with
     experts and hashing, the model is built and run instead.
     """
-    from manyformer.cli.show_pages import recipe_page
+    from manyformer.cli.show_pages import recipe_page, recipe_screen
     from manyformer.recipes.parts.registry import build_on_meta
 
     recipe, model_keywords = model_of(name, keywords)
@@ -290,7 +295,8 @@ def show(
     if pattern:
         return _pattern(model, length or PATTERN_LENGTH, out, draw_all=draw_all)
     cost = _cost(model, length)
-    return Output(_recipe_record(recipe, model, cost), recipe_page(recipe, model, cost))
+    page = recipe_page(recipe, model, cost) if draw_all else recipe_screen(recipe, model, cost, screen_width())
+    return Output(_recipe_record(recipe, model, cost), page)
 
 
 def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) -> None:
@@ -298,8 +304,8 @@ def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) ->
     chosen = [option for option, is_chosen in views.items() if is_chosen]
     if len(chosen) > 1:
         raise UserError(f"give either {' or '.join(chosen)}, not both")
-    if draw_all and chosen != ["--pattern"]:
-        raise UserError("--all is for --pattern")
+    if draw_all and chosen not in ([], ["--pattern"]):
+        raise UserError(f"--all is for --pattern and for the description, not for {chosen[0]}")
     if out and chosen not in (["--pattern"], ["--mixing"]):
         raise UserError("--out is for --pattern and --mixing")
 

@@ -16,7 +16,7 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.json_records import DamagedFile
 from manyformer.base.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
 from manyformer.base.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-from manyformer.config.published_sizes import PUBLISHED_SIZES, PublishedSize
+from manyformer.config.published_sizes import ALIASES, PUBLISHED_SIZES, PublishedSize, nearest_recipe, published_size
 from manyformer.models.model import Model
 from manyformer.models.model_files import CONFIG_FILE, ModelSpec, read_spec
 from manyformer.models.tasks import Task
@@ -211,8 +211,10 @@ def get_recipe(name: str) -> Recipe:
         raise UserError(f"the module {module} of an installed package offers the recipe '{name}', but defines none")
     if name in REGISTERED:
         return REGISTERED[name]
-    if name in PUBLISHED_SIZES:
-        return _with_published_size(name, PUBLISHED_SIZES[name])
+    if (size := published_size(name)) is not None:
+        return _with_published_size(name, size)
+    if (nearest := nearest_recipe(name)) is not None:
+        raise UserError(f"there is no recipe '{name}'; {nearest}")
     raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
 
 
@@ -233,7 +235,7 @@ def _with_published_size(name: str, size: PublishedSize) -> Recipe:
 
 def recipe_names() -> set[str]:
     """The names of all recipes, with those of published sizes and of installed packages, which are not imported."""
-    return {*recipe_modules(), *REGISTERED, *PUBLISHED_SIZES, *entry_points(RECIPE_GROUP)}
+    return {*recipe_modules(), *REGISTERED, *PUBLISHED_SIZES, *ALIASES, *entry_points(RECIPE_GROUP)}
 
 
 def modules_to_import(name: str) -> tuple[str, ...]:
