@@ -10,7 +10,7 @@ from manyformer.config.data_sections import DataSection
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_names import UNION_TAGS, section_members
 from manyformer.recipes import RECIPES, Recipe, RecipeCard
-from manyformer.recipes.parts.registry import FACTS, FAMILIES, PROMISES
+from manyformer.recipes.parts.cards import FACTS, FAMILIES, PROMISES
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))

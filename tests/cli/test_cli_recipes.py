@@ -12,8 +12,11 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.analysis.own_models import tiny_keywords
+from manyformer.cli.show_pages import recipe_screen
 from manyformer.config import shipped_runs
-from manyformer.recipes.parts.model_summary import count_parameters, forward_cost, module_rows
+from manyformer.config.published_sizes import PUBLISHED_SIZES
+from manyformer.recipes import get_recipe
+from manyformer.recipes.parts.model_summary import ForwardCost, count_parameters, forward_cost, module_rows
 from manyformer.recipes.parts.registry import build_on_meta
 
 
@@ -81,7 +84,7 @@ def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     card = mf.recipes()[name].card
     small = tiny_keywords(name)
     words = [f"{word}={json.dumps(value)}" for word, value in small.items()]
-    out = cli("show", name, *words, "--length", "16").out
+    out = cli("show", name, *words, "--length", "16", "--all").out
     for what in (card.title, card.paper, card.summary, card.cost, *card.reasons.values()):
         assert what in out
     model = mf.build(name, **small)
@@ -89,6 +92,26 @@ def test_show_tells_all_of_a_recipe(cli: Cli, name: str) -> None:
     assert f"{parameters:,}" in out
     assert sum(part.parameters for part in module_rows(model) if part.level == 0) == parameters
     assert count_parameters(build_on_meta(name, {})) > parameters
+
+
+@pytest.mark.thinned(4)
+@pytest.mark.parametrize("name", sorted({*mf.recipes(), *PUBLISHED_SIZES}))
+def test_a_recipe_is_shown_within_a_screen(name: str) -> None:
+    recipe = get_recipe(name)
+    model = build_on_meta(name, {})
+    # what it costs takes long for models that depend on the tokens, and has five lines for every model
+    cost = ForwardCost(length=512, flops=10**12, state_bytes=10**6, bytes_per_token=10**3)
+    lines = "\n".join(str(block) for block in recipe_screen(recipe, model, cost, 80)).splitlines()
+    assert len(lines) <= 60
+    assert max(map(len, lines)) <= 80
+    # words are whole: of two lines of the summary none is a part of one
+    summary = lines[next(number for number, line in enumerate(lines) if line.startswith("summary")) :][:2]
+    first = summary[0].removeprefix("summary").split()
+    assert first == recipe.card.summary.split()[: len(first)]
+
+
+def test_show_of_a_published_size_names_its_recipe(cli: Cli) -> None:
+    assert "`transformer-lm` with vocab=50257 dim=768 depth=12" in cli("show", "gpt2").out
 
 
 def test_the_paper_s_base_model_is_as_large_as_published(cli: Cli) -> None:

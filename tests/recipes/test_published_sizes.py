@@ -9,7 +9,7 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.base.errors import UserError
-from manyformer.config.published_sizes import PUBLISHED_SIZES
+from manyformer.config.published_sizes import ALIASES, NEAREST_RECIPES, PUBLISHED_SIZES, published_size
 from manyformer.nn.core import state_bytes
 from manyformer.recipes.parts.registry import build_on_meta, get_recipe
 
@@ -26,9 +26,7 @@ PARAMETERS = {
     "t5-small": 60_506_624,
     "t5-base": 222_903_552,
     "t5-large": 737_668_096,
-    "vit-b-16": 86_567_656,
     "vit-b/16": 86_567_656,
-    "vit-l-16": 304_326_632,
     "vit-l/16": 304_326_632,
     "llama-2-7b": 6_738_415_616,
     "mistral-7b": 7_241_732_096,
@@ -60,6 +58,21 @@ def test_a_published_size_takes_keywords_and_is_saved_as_its_recipe(tmp_path: Pa
 def test_a_misspelled_published_size_is_suggested() -> None:
     with pytest.raises(UserError, match="did you mean gpt2-large or gpt2-xl"):
         get_recipe("gpt2-lagre")
+
+
+def test_another_name_is_the_same_size() -> None:
+    assert published_size("vit-b-16") is PUBLISHED_SIZES["vit-b/16"]
+    assert get_recipe("bert-base-uncased").signature == get_recipe("bert-base").signature
+    assert set(ALIASES.values()) <= set(PUBLISHED_SIZES)
+    assert not set(ALIASES) & (set(PUBLISHED_SIZES) | set(mf.recipes()))
+
+
+@pytest.mark.parametrize("name", ["bloom-560m", "EleutherAI/pythia-70m", "gpt-neox-20b", "distilbert-base"])
+def test_a_published_model_without_a_recipe_is_answered_by_the_nearest(name: str) -> None:
+    with pytest.raises(UserError, match="the nearest recipe is "):
+        get_recipe(name)
+    assert {recipe for recipe, _ in NEAREST_RECIPES.values()} <= set(mf.recipes())
+    assert not set(NEAREST_RECIPES) & set(mf.recipes())
 
 
 def test_no_recipe_has_the_name_of_a_published_size() -> None:

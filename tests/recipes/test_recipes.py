@@ -28,7 +28,7 @@ from manyformer.models import (
 from manyformer.models.modalities_model import MultimodalClassifier, TwoTowers
 from manyformer.models.tasks.masked_language_modelling import MASKED_LM
 from manyformer.recipes import RECIPES, RecipeCard
-from manyformer.recipes.parts.registry import FACTS, PROMISES
+from manyformer.recipes.parts.cards import FACTS, PROMISES
 from manyformer.recipes.transformer_lm import transformer_lm
 
 KINDS = {

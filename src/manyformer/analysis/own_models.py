@@ -30,7 +30,8 @@ from manyformer.nn.core import State
 from manyformer.nn.runtime.devices import device_kind
 from manyformer.nn.runtime.training_hooks import run_post_step_updates
 from manyformer.recipes import RecipeCard, build, get_recipe, recipe_names
-from manyformer.recipes.parts.registry import FACTS, PROMISES, card_of, task_of
+from manyformer.recipes.parts.cards import FACTS, PROMISES
+from manyformer.recipes.parts.registry import card_of, task_of
 
 TINY_KEYWORDS: dict[str, Any] = {
     "vocab": 29,

@@ -48,7 +48,7 @@ def bench(
         str | None, Option(help="FILE.png, .svg, .pdf, .csv or .json; without a suffix .png and .csv. [default: bench]")
     ] = None,
     as_json: Annotated[bool, Option("--json", help="Print everything as JSON; writes files only with --out.")] = False,
-) -> None:
+) -> int:
     """Measure forward pass, training step and decoding of recipes at several lengths: time, memory and FLOPs.
 
     All are built with the same sizes (dim 256, 4 layers, 4 heads, vocabulary 256) and measured in turns, so that other
@@ -80,6 +80,7 @@ def bench(
     print_result(report.to_json() if as_json else "\n".join(report.lines()))
     if out is not None or not as_json:
         _write_files(report, Path(out or "bench"))
+    return 1 if report.failed else 0
 
 
 def _write_files(report: "BenchReport", path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from manyformer.base.errors import UserError, UserErrors, suggest_names
 from manyformer.base.files.verified_folder import MANIFEST
 from manyformer.cli.console import print_note
-from manyformer.config.published_sizes import PUBLISHED_SIZES
+from manyformer.config.published_sizes import published_size
 
 if TYPE_CHECKING:
     from manyformer.inference.generate import Decoding, Translator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def is_folder(name: str) -> bool:
     """Whether a name refers to a folder rather than a recipe: it exists, or contains a slash."""
-    return Path(name).is_dir() or ("/" in name and name not in PUBLISHED_SIZES)
+    return Path(name).is_dir() or ("/" in name and published_size(name) is None)
 
 
 def model_of(name: str, arguments: list[str] | None) -> "tuple[Recipe, dict[str, Any]]":

@@ -4,7 +4,6 @@ Completion reads names of recipes, run files and folders of runs without loading
 
 import difflib
 import inspect
-import re
 from collections.abc import Callable, Iterable, Sequence
 from inspect import Parameter
 from pathlib import Path
@@ -16,21 +15,16 @@ from typer import Argument, Option
 
 from manyformer.base.errors import UserError
 from manyformer.base.plugins import RECIPE_GROUP, entry_points
+from manyformer.config.published_sizes import PUBLISHED_SIZES
 from manyformer.inference.decoding_options import DecodingOptions
+from manyformer.recipes.parts.cards import recipe_modules
 
 F = TypeVar("F", bound=Callable[..., Any])
-RECIPES_FOLDER = Path(__file__).parents[1] / "recipes"
-DECLARED_RECIPE = re.compile(r"^@recipe\(.*?^def (\w+)\(", re.MULTILINE | re.DOTALL)
 
 
 def complete_recipes() -> list[str]:
-    """The names of the recipes of this package and of installed ones, from their declarations: importing them takes
-    seconds."""
-    names = set(entry_points(RECIPE_GROUP))
-    # by their text, because importing all recipes takes longer than anybody waits for a completion
-    for file in RECIPES_FOLDER.glob("*.py"):
-        names |= {name.replace("_", "-") for name in DECLARED_RECIPE.findall(file.read_text(encoding="utf-8"))}
-    return sorted(names)
+    """The names of the recipes of this package, of published sizes and of installed packages, none of them imported."""
+    return sorted({*recipe_modules(), *PUBLISHED_SIZES, *entry_points(RECIPE_GROUP)})
 
 
 def complete_runs() -> list[str]:

@@ -19,7 +19,8 @@ from manyformer.cli.app import FIND, command
 from manyformer.cli.console import Block, Note, Output
 from manyformer.cli.model_arguments import model_of
 from manyformer.cli.options import KeywordsArgument, complete_models, complete_recipes
-from manyformer.config.published_sizes import PUBLISHED_SIZES
+from manyformer.config.published_sizes import PUBLISHED_SIZES, nearest_recipe, published_size
+from manyformer.recipes.parts.cards import FAMILIES, PROMISES, ListedRecipe, listed_recipes
 
 if TYPE_CHECKING:
     from manyformer.models import Model
@@ -90,23 +91,15 @@ def list_recipes(
     return Output([_card_record(recipe) for recipe in selected], page)
 
 
-def _all_recipes() -> "dict[str, Recipe]":
-    from manyformer.recipes import all_recipes
-
-    return all_recipes()
-
-
-def _by_family(selected: "list[Recipe]") -> "Iterator[tuple[str, str, list[Recipe]]]":
+def _by_family(selected: list[ListedRecipe]) -> Iterator[tuple[str, str, list[ListedRecipe]]]:
     """The families with their meanings and those of the recipes that belong to them, without empty ones."""
-    from manyformer.recipes.parts.registry import FAMILIES
-
     for family, meaning in FAMILIES.items():
         members = [recipe for recipe in selected if recipe.card.family == family]
         if members:
             yield family, meaning, members
 
 
-def _family_page(selected: "list[Recipe]") -> Iterator[Block]:
+def _family_page(selected: list[ListedRecipe]) -> Iterator[Block]:
     """The names of each family in a paragraph, all within a screen."""
     width = shutil.get_terminal_size().columns
     for family, meaning, members in _by_family(selected):
@@ -118,9 +111,9 @@ def _family_page(selected: "list[Recipe]") -> Iterator[Block]:
             break_on_hyphens=False,
         )
         yield f"{family}: {meaning} ({len(members)})\n{names}"
-    # a name with a slash is a second one for the same sizes
-    sizes = ", ".join(name for name in PUBLISHED_SIZES if "/" not in name)
-    yield textwrap.fill(f"published sizes: {sizes}", width, subsequent_indent="  ", break_on_hyphens=False)
+    yield textwrap.fill(
+        f"published sizes: {', '.join(PUBLISHED_SIZES)}", width, subsequent_indent="  ", break_on_hyphens=False
+    )
     yield (
         "\n`manyformer list linear` (any text), `--task translation`, `--family experts`,\n"
         "`--state constant`, `--year 2024-` or `--all` show a line for each;\n"
@@ -128,13 +121,11 @@ def _family_page(selected: "list[Recipe]") -> Iterator[Block]:
     )
 
 
-def _line_page(selected: "list[Recipe]") -> Iterator[Block]:
+def _line_page(selected: list[ListedRecipe]) -> Iterator[Block]:
     """A line for each recipe: name, year, task, memory of the text when it generates, and as much title as fits."""
-    from manyformer.recipes.parts.registry import FAMILIES
-
     order = list(FAMILIES)
     ordered = sorted(selected, key=lambda recipe: (order.index(recipe.card.family), recipe.card.name))
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+    width = screen_width()
     rows = [("recipe", "year", "family", "task", "state")]
     for recipe in ordered:
         card = recipe.card
@@ -148,17 +139,20 @@ def _line_page(selected: "list[Recipe]") -> Iterator[Block]:
     yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
 
 
-def _title(recipe: "Recipe") -> str:
+def screen_width() -> int:
+    """The columns of the terminal; more where the output is none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
+
+
+def _title(recipe: ListedRecipe) -> str:
     # recipes of other packages name their module, so that nobody looks for them here
     if is_external(recipe.module):
         return f"{recipe.card.title} (in {recipe.module})"
     return recipe.card.title
 
 
-def _card_record(recipe: "Recipe") -> dict[str, Any]:
+def _card_record(recipe: "ListedRecipe | Recipe") -> dict[str, Any]:
     """The card of a recipe, and the module that defines it, as a JSON record."""
-    from manyformer.recipes.parts.registry import PROMISES
-
     card = recipe.card
     return {
         **asdict(card),
@@ -181,10 +175,9 @@ class RecipeFilters(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for a value that no recipe can have."""
-        from manyformer.models.tasks import task_named
-        from manyformer.recipes.parts.registry import FAMILIES
+        if self.task not in (None, *(listed.card.task.name for listed in listed_recipes().values())):
+            from manyformer.models.tasks import task_named
 
-        if self.task is not None:
             task_named(self.task)
         if self.family is not None and self.family not in FAMILIES:
             raise UserError(f"there is no family '{self.family}'; {suggest_names(self.family, FAMILIES)}")
@@ -204,7 +197,7 @@ class RecipeFilters(NamedTuple):
             return range(first, first + 1)
         return range(first, int(match["last"] or 9_999) + 1)
 
-    def select(self, recipe: "Recipe") -> bool:
+    def select(self, recipe: ListedRecipe) -> bool:
         """Whether a recipe has all that is asked for."""
         card = recipe.card
         return (
@@ -219,27 +212,26 @@ class RecipeFilters(NamedTuple):
         return " ".join(f"--{name} {value}" for name, value in self._asdict().items() if value is not None)
 
 
-def _select_recipes(text: str | None, filters: RecipeFilters) -> "list[Recipe]":
+def _select_recipes(text: str | None, filters: RecipeFilters) -> list[ListedRecipe]:
     filters.check()
-    among = [recipe for recipe in _all_recipes().values() if filters.select(recipe)]
+    among = [recipe for recipe in listed_recipes().values() if filters.select(recipe)]
     if text is None:
         matching = among
     else:
         matching = [recipe for recipe in among if _matches_recipe(text, recipe)]
-    if not matching and text is not None and text in PUBLISHED_SIZES:
-        size = PUBLISHED_SIZES[text]
+    if not matching and text is not None and (size := published_size(text)) is not None:
         matching = [recipe for recipe in among if recipe.card.name == size.recipe]
     if not matching:
         conditions = [str(filters)] if str(filters) else []
         if text is not None:
             names = [recipe.card.name for recipe in among]
-            hint = suggest_names(text, names) if names else "leave an option out"
+            hint = nearest_recipe(text) or (suggest_names(text, names) if names else "leave an option out")
             raise UserError(f"no recipe matches {' '.join([repr(text), *conditions])}; {hint}")
         raise UserError(f"no recipe matches {filters}; leave one of them out")
     return matching
 
 
-def _matches_recipe(text: str, recipe: "Recipe") -> bool:
+def _matches_recipe(text: str, recipe: ListedRecipe) -> bool:
     # a pattern is for names alone; plain words are found in titles and summaries, too
     if any(sign in text for sign in "*?["):
         return fnmatch(recipe.card.name, text)
@@ -270,7 +262,8 @@ def show(
     length: Annotated[int | None, Option(min=2, help="Length in tokens for the cost; 512 unless given.")] = None,
     pattern: Annotated[bool, Option("--pattern", help="Draw the attention mask instead.")] = False,
     draw_all: Annotated[
-        bool, Option("--all", help="With --pattern: draw the masks of all layers, not only the first.")
+        bool,
+        Option("--all", help="Everything instead of a screen; with --pattern the masks of all layers, not the first."),
     ] = False,
     properties: Annotated[
         bool, Option("--properties", help="Measure properties of its attention instead: convex hull, symmetries, rank.")
@@ -282,12 +275,12 @@ def show(
         Path | None, Option(help="With --pattern or --mixing: also write a picture, .png, .svg or .pdf.")
     ] = None,
 ) -> Output:
-    """Describe a recipe: summary, paper, contracts, keywords, modules with parameters, cost.
+    """Describe a recipe within a screen: summary, paper, contracts, keywords, modules with parameters, cost.
 
     Weights are not allocated, so models of any size are shown at once. Where the cost depends on the tokens, as with
     experts and hashing, the model is built and run instead.
     """
-    from manyformer.cli.show_pages import recipe_page
+    from manyformer.cli.show_pages import recipe_page, recipe_screen
     from manyformer.recipes.parts.registry import build_on_meta
 
     recipe, model_keywords = model_of(name, keywords)
@@ -302,7 +295,8 @@ def show(
     if pattern:
         return _pattern(model, length or PATTERN_LENGTH, out, draw_all=draw_all)
     cost = _cost(model, length)
-    return Output(_recipe_record(recipe, model, cost), recipe_page(recipe, model, cost))
+    page = recipe_page(recipe, model, cost) if draw_all else recipe_screen(recipe, model, cost, screen_width())
+    return Output(_recipe_record(recipe, model, cost), page)
 
 
 def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) -> None:
@@ -310,8 +304,8 @@ def _check_views(views: dict[str, bool], *, draw_all: bool, out: Path | None) ->
     chosen = [option for option, is_chosen in views.items() if is_chosen]
     if len(chosen) > 1:
         raise UserError(f"give either {' or '.join(chosen)}, not both")
-    if draw_all and chosen != ["--pattern"]:
-        raise UserError("--all is for --pattern")
+    if draw_all and chosen not in ([], ["--pattern"]):
+        raise UserError(f"--all is for --pattern and for the description, not for {chosen[0]}")
     if out and chosen not in (["--pattern"], ["--mixing"]):
         raise UserError("--out is for --pattern and --mixing")
 

@@ -2,6 +2,7 @@
 
 import inspect
 import statistics
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,10 +15,12 @@ from manyformer.base.errors import UserError
 from manyformer.cli.console import Block, Heading, Note, Output, PageTable, format_bytes, format_count
 from manyformer.cli.model_arguments import is_folder, load_model, read_keywords
 from manyformer.config import describe_keywords
+from manyformer.config.published_sizes import published_size
 from manyformer.models import Model
 from manyformer.recipes import Recipe, RecipeCard
+from manyformer.recipes.parts.cards import PROMISES
 from manyformer.recipes.parts.model_summary import ForwardCost, ModuleRow, count_parameters, module_rows
-from manyformer.recipes.parts.registry import PROMISES, task_of
+from manyformer.recipes.parts.registry import task_of
 
 if TYPE_CHECKING:
     from manyformer.analysis.heads.properties import AttentionProperties
@@ -49,6 +52,85 @@ def recipe_page(recipe: Recipe, model: Model, cost: ForwardCost) -> Iterator[Blo
     )
     yield Heading(f"Cost at length {cost.length}")
     yield PageTable(("", "", ""), _cost_rows(model, cost), right=(1,))
+
+
+SCREEN_KEYWORDS = 14
+SCREEN_MODULES = 12
+"""The most keywords and modules that are shown within a screen of 60 lines."""
+
+
+def recipe_screen(recipe: Recipe, model: Model, cost: ForwardCost, width: int) -> Iterator[Block]:
+    """`recipe_page` within 60 lines of `width` columns: no word is broken, and what is left out is counted."""
+    card = recipe.card
+    spec = model.spec
+    yield textwrap.shorten(f"{card.name}: {card.title}", width)
+    facts = {"summary": card.summary, "paper": card.paper, "task": card.task.name, "cost": card.cost}
+    if card.name != spec.recipe:
+        facts = {"is": f"`{spec.recipe}` with {_published_keywords(card.name)}", **facts}
+    if card.state is not None:
+        facts["state"] = {"constant": "constant in the length", "grows": "grows with the length"}[card.state]
+    facts["promises"] = ", ".join(card.promises) or "none"
+    reasons = [name for name in card.reasons if name in PROMISES]
+    if reasons:
+        facts["not"] = ", ".join(reasons)
+    facts["runs on"] = ", ".join(card.backends)
+    yield ""
+    for name, text in facts.items():
+        yield _wrapped(f"{name:<9}", text, width)
+    yield ""
+    yield _wrapped("", (inspect.getdoc(recipe.build) or "").split("\n\n")[0], width, lines=4)
+    keywords = describe_keywords(recipe.signature)
+    shown = keywords[:SCREEN_KEYWORDS]
+    yield "\nKeywords"
+    yield from _screen_rows(
+        [(k.name, textwrap.shorten(_format_default(spec.keywords[k.name]), 16), k.meaning) for k in shown], width
+    )
+    if len(keywords) > len(shown):
+        yield f"... {len(keywords) - len(shown)} more: --all"
+    total = count_parameters(model)
+    rows = [row for row in module_rows(model) if row.level <= 1]
+    yield f"\nModules and parameters: {total:,} in total"
+    yield from _screen_rows(
+        [(name, f"{number}  {share:>5}", kind) for name, kind, number, share, _ in _module_rows(rows, total)][
+            :SCREEN_MODULES
+        ],
+        width,
+    )
+    if len(rows) > SCREEN_MODULES:
+        yield f"... {len(rows) - SCREEN_MODULES} more: --all"
+    yield f"\nCost at length {cost.length}"
+    yield from _screen_rows(list(_cost_rows(model, cost)), width)
+    yield "\n--all shows everything; `manyformer check` tests the promises."
+
+
+def _published_keywords(name: str) -> str:
+    size = published_size(name)
+    return "" if size is None else " ".join(f"{key}={value}" for key, value in size.keywords.items())
+
+
+def _wrapped(label: str, text: str, width: int, lines: int = 2) -> str:
+    """A labelled text of at most so many lines, broken between words."""
+    return textwrap.fill(
+        " ".join(text.split()),
+        width,
+        initial_indent=label,
+        subsequent_indent=" " * len(label),
+        max_lines=lines,
+        placeholder=" ...",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _screen_rows(rows: Sequence[tuple[str, str, str]], width: int) -> Iterator[str]:
+    """Rows in columns, of which the last is cut between words where it would pass the width."""
+    names = max((len(row[0]) for row in rows), default=0)
+    values = max((len(row[1]) for row in rows), default=0)
+    for name, value, text in rows:
+        start = f"{name:<{names}}  {value:>{values}}  "
+        yield (
+            start + textwrap.shorten(text, max(width - len(start), 4), placeholder=" ...", break_on_hyphens=False)
+        ).rstrip()
 
 
 def _contract_rows(card: RecipeCard) -> Iterable[tuple[str, str, str]]:

@@ -1,46 +1,103 @@
 """Configuration of training runs: validated sections, run files and command-line overrides. Never imports torch."""
 
-from manyformer.config.data_sections import (
-    DATA_SECTIONS,
-    AudioData,
-    DataSection,
-    EncodedTextData,
-    EnvironmentData,
-    GivenData,
-    GraphsData,
-    ImagesData,
-    LabelsData,
-    ModalitiesData,
-    PairsData,
-    QuestionsData,
-    SentencePairsData,
-    SyntheticData,
-    TabularTextData,
-    TextData,
-    TokenizedData,
-    TrajectoriesData,
-    TreesData,
-    register_section,
-)
-from manyformer.config.load import RUN_FILE, ImportFn, InitialModel, RecipeLookup, describe_misfits, load_run
-from manyformer.config.run import RunConfig
-from manyformer.config.run_file import FREE_ON_RESUME, differences, dump_run
-from manyformer.config.setting_names import SettingHelp, describe_keywords, describe_settings, json_schema
-from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
-from manyformer.config.training_sections import (
-    AdadeltaConfig,
-    AdagradConfig,
-    AdamConfig,
-    AdamWConfig,
-    ConstantSchedule,
-    CosineSchedule,
-    EvaluateConfig,
-    LimitsConfig,
-    LoraConfig,
-    NoamSchedule,
-    OptimConfig,
-    TransferConfig,
-)
+from typing import TYPE_CHECKING
+
+from manyformer.base.lazy_names import offer_names as _offer_names
+
+if TYPE_CHECKING:
+    from manyformer.config.data_sections import (
+        DATA_SECTIONS,
+        AudioData,
+        DataSection,
+        EncodedTextData,
+        EnvironmentData,
+        GivenData,
+        GraphsData,
+        ImagesData,
+        LabelsData,
+        ModalitiesData,
+        PairsData,
+        QuestionsData,
+        SentencePairsData,
+        SyntheticData,
+        TabularTextData,
+        TextData,
+        TokenizedData,
+        TrajectoriesData,
+        TreesData,
+        register_section,
+    )
+    from manyformer.config.load import RUN_FILE, ImportFn, InitialModel, RecipeLookup, describe_misfits, load_run
+    from manyformer.config.run import RunConfig
+    from manyformer.config.run_file import FREE_ON_RESUME, differences, dump_run
+    from manyformer.config.setting_names import SettingHelp, describe_keywords, describe_settings, json_schema
+    from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
+    from manyformer.config.training_sections import (
+        AdadeltaConfig,
+        AdagradConfig,
+        AdamConfig,
+        AdamWConfig,
+        ConstantSchedule,
+        CosineSchedule,
+        EvaluateConfig,
+        LimitsConfig,
+        LoraConfig,
+        NoamSchedule,
+        OptimConfig,
+        TransferConfig,
+    )
+
+_MODULES = {
+    "AdadeltaConfig": "manyformer.config.training_sections",
+    "AdagradConfig": "manyformer.config.training_sections",
+    "AdamConfig": "manyformer.config.training_sections",
+    "AdamWConfig": "manyformer.config.training_sections",
+    "AudioData": "manyformer.config.data_sections",
+    "ConstantSchedule": "manyformer.config.training_sections",
+    "CosineSchedule": "manyformer.config.training_sections",
+    "DATA_SECTIONS": "manyformer.config.data_sections",
+    "DataSection": "manyformer.config.data_sections",
+    "EncodedTextData": "manyformer.config.data_sections",
+    "EnvironmentData": "manyformer.config.data_sections",
+    "EvaluateConfig": "manyformer.config.training_sections",
+    "FREE_ON_RESUME": "manyformer.config.run_file",
+    "GivenData": "manyformer.config.data_sections",
+    "GraphsData": "manyformer.config.data_sections",
+    "ImagesData": "manyformer.config.data_sections",
+    "ImportFn": "manyformer.config.load",
+    "InitialModel": "manyformer.config.load",
+    "LabelsData": "manyformer.config.data_sections",
+    "LimitsConfig": "manyformer.config.training_sections",
+    "LoraConfig": "manyformer.config.training_sections",
+    "ModalitiesData": "manyformer.config.data_sections",
+    "NoamSchedule": "manyformer.config.training_sections",
+    "OptimConfig": "manyformer.config.training_sections",
+    "PairsData": "manyformer.config.data_sections",
+    "QuestionsData": "manyformer.config.data_sections",
+    "RUN_FILE": "manyformer.config.load",
+    "RecipeLookup": "manyformer.config.load",
+    "RunConfig": "manyformer.config.run",
+    "SentencePairsData": "manyformer.config.data_sections",
+    "SettingHelp": "manyformer.config.setting_names",
+    "SyntheticData": "manyformer.config.data_sections",
+    "TabularTextData": "manyformer.config.data_sections",
+    "TextData": "manyformer.config.data_sections",
+    "TokenizedData": "manyformer.config.data_sections",
+    "TrajectoriesData": "manyformer.config.data_sections",
+    "TransferConfig": "manyformer.config.training_sections",
+    "TreesData": "manyformer.config.data_sections",
+    "describe_keywords": "manyformer.config.setting_names",
+    "describe_misfits": "manyformer.config.load",
+    "describe_settings": "manyformer.config.setting_names",
+    "differences": "manyformer.config.run_file",
+    "dump_run": "manyformer.config.run_file",
+    "json_schema": "manyformer.config.setting_names",
+    "load_run": "manyformer.config.load",
+    "register_section": "manyformer.config.data_sections",
+    "run_description": "manyformer.config.shipped",
+    "shipped_comparisons": "manyformer.config.shipped",
+    "shipped_runs": "manyformer.config.shipped",
+}
 
 __all__ = [
     "DATA_SECTIONS",
@@ -93,3 +150,6 @@ __all__ = [
     "shipped_comparisons",
     "shipped_runs",
 ]
+
+
+_offer_names(__name__, _MODULES)

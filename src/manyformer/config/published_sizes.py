@@ -4,6 +4,7 @@ Such a name stands for a recipe with other defaults: every keyword may still be 
 recipe itself. The sizes are those of the released configurations.
 """
 
+import re
 from typing import Any, NamedTuple
 
 
@@ -44,9 +45,6 @@ def _llama(title: str, kv_heads: int, ff_dim: int, **others: Any) -> PublishedSi
     return PublishedSize("llama", title, {"vocab": 32000, **sizes, **others})
 
 
-_VIT_B_16 = _vit("ViT-B/16", 768, 12, 12, 16)
-_VIT_L_16 = _vit("ViT-L/16", 1024, 24, 16, 16)
-
 PUBLISHED_SIZES: dict[str, PublishedSize] = {
     "gpt2": _gpt2("GPT-2", 768, 12, 12),
     "gpt2-medium": _gpt2("GPT-2 medium", 1024, 24, 16),
@@ -59,11 +57,68 @@ PUBLISHED_SIZES: dict[str, PublishedSize] = {
     "t5-small": _t5("T5 small", 512, 6, 8, 2048),
     "t5-base": _t5("T5 base", 768, 12, 12, 3072),
     "t5-large": _t5("T5 large", 1024, 24, 16, 4096),
-    "vit-b-16": _VIT_B_16,
-    "vit-b/16": _VIT_B_16,
-    "vit-l-16": _VIT_L_16,
-    "vit-l/16": _VIT_L_16,
+    "vit-b/16": _vit("ViT-B/16", 768, 12, 12, 16),
+    "vit-l/16": _vit("ViT-L/16", 1024, 24, 16, 16),
     "llama-2-7b": _llama("Llama 2 7B", 32, 11008),
     "mistral-7b": _llama("Mistral 7B", 8, 14336, window=4096),
 }
-"""The published sizes by the names that people type."""
+"""The published sizes by name."""
+
+ALIASES = {
+    "gpt-2": "gpt2",
+    "gpt2-small": "gpt2",
+    "bert-base-uncased": "bert-base",
+    "bert-large-uncased": "bert-large",
+    "roberta": "roberta-base",
+    "vit-b-16": "vit-b/16",
+    "vit-base-patch16-224": "vit-b/16",
+    "vit-l-16": "vit-l/16",
+    "vit-large-patch16-224": "vit-l/16",
+    "llama-2": "llama-2-7b",
+    "llama-2-7b-hf": "llama-2-7b",
+    "llama2": "llama-2-7b",
+    "mistral": "mistral-7b",
+}
+"""Other names of published sizes."""
+
+NEAREST_RECIPES = {
+    "albert": ("bert", "its layers share one set of weights"),
+    "bart": ("transformer", "its positions are learned and its activation is GELU"),
+    "bloom": ("alibi", "it has a norm behind the embedding"),
+    "deberta": ("bert", "its attention scores positions apart from contents"),
+    "deit": ("vit", "it has a second token, which learns from a teacher"),
+    "distilbert": ("bert", "it has 6 layers and no sentence types: depth=6 sentence_types=1"),
+    "electra": ("bert", "it learns to tell replaced tokens"),
+    "falcon": ("llama", "attention and feed-forward run side by side, with LayerNorm and GELU"),
+    "gemma": ("llama", "its embedding is scaled and its activation is GELU"),
+    "gpt-3": ("transformer-lm", "every second layer attends to a window"),
+    "gpt-j": ("compose", "attention and feed-forward run side by side; take position=rope"),
+    "gpt-neox": ("compose", "attention and feed-forward run side by side; take position=rope"),
+    "hyena": ("mamba", "it mixes tokens by long convolutions"),
+    "marian": ("transformer", "its biases and activation are those of its settings"),
+    "opt": ("transformer-lm", "its activation is ReLU"),
+    "phi": ("llama", "attention and feed-forward run side by side"),
+    "pythia": ("compose", "attention and feed-forward run side by side; take position=rope"),
+    "qwen": ("llama", "its queries, keys and values have biases"),
+    "s4": ("mamba", "its state space does not depend on the token"),
+    "swin": ("vit", "it attends within windows that shift, on several scales"),
+    "whisper": ("speech-transformer", "it is larger and reads log-mel frames of 30 s"),
+    "xlnet": ("transformer-xl", "it predicts tokens in permuted orders"),
+}
+"""Families of published models without a recipe of that name: the nearest one, and in what the model differs."""
+
+
+def published_size(name: str) -> PublishedSize | None:
+    """The published size of that name, under which people may know it by another one; None if there is none."""
+    return PUBLISHED_SIZES.get(ALIASES.get(name.lower(), name.lower()))
+
+
+def nearest_recipe(name: str) -> str | None:
+    """A sentence about the recipe that is nearest to a published model without one, such as bloom-560m."""
+    plain = name.lower().rpartition("/")[2]
+    # the longest, because of gpt-neox and others that begin alike
+    for family in sorted(NEAREST_RECIPES, key=len, reverse=True):
+        if re.match(rf"{family}(?![a-z])", plain.replace("gptj", "gpt-j").replace("gpt3", "gpt-3")):
+            recipe, difference = NEAREST_RECIPES[family]
+            return f"the nearest recipe is {recipe}: {difference}"
+    return None

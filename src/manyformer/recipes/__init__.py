@@ -1,21 +1,23 @@
-"""Published models as functions, one file for each paper; importing this package registers the recipes of all files."""
+"""Published models as functions, one file for each paper; a file is imported when one of its recipes is asked for."""
 
-import importlib
-import pkgutil
+from typing import TYPE_CHECKING
 
-from manyformer.recipes.parts.registry import (
-    RECIPES,
-    Recipe,
-    RecipeCard,
-    all_recipes,
-    build,
-    get_recipe,
-    modules_to_import,
-    read_saved_recipe,
-    recipe,
-    recipe_in_file,
-    recipe_names,
-)
+from manyformer.base.lazy_names import offer_names as _offer_names
+
+if TYPE_CHECKING:
+    from manyformer.recipes.parts.cards import RecipeCard
+    from manyformer.recipes.parts.registry import (
+        RECIPES,
+        Recipe,
+        all_recipes,
+        build,
+        get_recipe,
+        modules_to_import,
+        read_saved_recipe,
+        recipe,
+        recipe_in_file,
+        recipe_names,
+    )
 
 __all__ = [
     "RECIPES",
@@ -31,6 +33,4 @@ __all__ = [
     "recipe_names",
 ]
 
-importlib.import_module(f"{__name__}.parts.own_modules")
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+_offer_names(__name__, dict.fromkeys(__all__, f"{__name__}.parts.registry"))

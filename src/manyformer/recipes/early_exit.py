@@ -25,10 +25,8 @@ PAPER = (
     "Schuster et al. 2022, Confident Adaptive Language Modeling, arXiv:2207.07061"
 )
 
-ROUNDING_CHANGES_EXITS = dict.fromkeys(
-    ("float16", "bfloat16"),
-    "rounding moves confidences near the threshold to its other side, so tokens exit at other layers",
-)
+_ROUNDED_CONFIDENCES = "rounding moves confidences near the threshold to its other side, so tokens exit at other layers"
+ROUNDING_CHANGES_EXITS = {"float16": _ROUNDED_CONFIDENCES, "bfloat16": _ROUNDED_CONFIDENCES}
 
 TINY = {"dim": 16, "depth": 3, "heads": 2, "ff_dim": 24, "dropout": 0.0}
 

@@ -215,3 +215,20 @@ def test_layers_that_decode_by_forward_are_noted() -> None:
     candidate = BenchCandidate("experts", "mixtral", {})
     report = bench([candidate], lengths=[8], what=["decode"], rounds=1, against=None, keywords={"dim": 16, "depth": 1})
     assert any(note.startswith("experts: decodes by forward in body.0.ff.inner") for note in report.notes)
+
+
+def test_a_candidate_gets_a_length_of_whole_blocks() -> None:
+    report = bench(["bigbird"], [16], what=["forward"], against=None, rounds=1, keywords={"dim": 32, "depth": 1})
+    assert report.cell("bigbird", "forward", 16).seconds is not None
+    assert report.failed == []
+
+
+def test_a_candidate_that_cannot_be_built_is_a_row_and_the_others_are_measured() -> None:
+    odd = BenchCandidate("odd", "transformer-lm", {"heads": 3})
+    report = bench(
+        [odd, "transformer-lm"], [16], what=["forward"], against=None, rounds=1, keywords={"dim": 32, "depth": 1}
+    )
+    assert report.failed == ["odd"]
+    assert "must be a multiple" in (report.cell("odd", "forward", 16).reason or "")
+    assert report.cell("transformer-lm", "forward", 16).seconds is not None
+    assert any("odd (forward): fails: " in line for line in report.lines())

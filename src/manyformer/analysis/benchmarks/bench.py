@@ -5,6 +5,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from inspect import Parameter
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from manyformer.analysis.benchmarks.bench_report import (
     BENCH_KINDS,
+    FAILED,
     BenchCandidate,
     BenchCell,
     BenchKind,
@@ -76,6 +78,8 @@ class CandidateBench:
         # room for the tokens that decoding adds behind the longest prompt
         shared = {**SIZES, "max_length": setting.max_length + NEW_TOKENS, **setting.keywords}
         keywords = {name: value for name, value in shared.items() if name in parameters} | candidate.keywords
+        if "max_length" not in {**setting.keywords, **candidate.keywords}:
+            keywords |= _whole_blocks(keywords, parameters)
         # every candidate from the same seed, whatever was built before it
         torch.manual_seed(setting.seed)
         self.label = candidate.label
@@ -202,6 +206,16 @@ class CandidateBench:
         return "float32"
 
 
+def _whole_blocks(keywords: Mapping[str, Any], parameters: Mapping[str, Parameter]) -> dict[str, int]:
+    """The chosen `max_length`, raised to a multiple of the recipe's `block`, if it has both."""
+    if "block" not in parameters or "max_length" not in keywords:
+        return {}
+    block = keywords.get("block", parameters["block"].default)
+    if not isinstance(block, int):
+        return {}
+    return {"max_length": -(-keywords["max_length"] // block) * block}
+
+
 class WarmJob(NamedTuple):
     """A job that has run once, with its time, memory and operations."""
 
@@ -243,11 +257,12 @@ def bench(
     # before the measurement, whose own load would be seen after it
     load = load_average()
     notes = [warning] if (warning := load_warning()) else []
-    benches = {candidate.label: CandidateBench(candidate, setting) for candidate in candidates}
+    benches, failed = _build_benches(candidates, setting, against)
     cells: list[BenchCell] = []
     for kind in dict.fromkeys(what):
         # for each kind anew: who is too slow in training may be fast in decoding
         reasons_to_skip: dict[str, str] = {}
+        cells += [BenchCell(label, kind, length, reason=reason) for length in sizes for label, reason in failed.items()]
         for length in sizes:
             on_progress(f"{kind}, length {length:,}")
             cells += _measure(benches, kind, length, against, rounds, max_seconds, reasons_to_skip)
@@ -263,6 +278,25 @@ def bench(
     if "decode" in what:
         notes += [note for candidate_bench in benches.values() if (note := candidate_bench.forward_decoding_note())]
     return BenchReport(tuple(candidates), against, machine, tuple(cells), tuple(notes))
+
+
+def _build_benches(
+    candidates: Sequence[BenchCandidate], setting: BenchSetting, against: str | None
+) -> tuple[dict[str, CandidateBench], dict[str, str]]:
+    """The candidates that can be built, and the reasons of those that cannot.
+
+    Raises UserError for unknown recipes, and if none but the reference can be built."""
+    benches: dict[str, CandidateBench] = {}
+    failed: dict[str, ValueError] = {}
+    for candidate in candidates:
+        get_recipe(candidate.recipe)
+        try:
+            benches[candidate.label] = CandidateBench(candidate, setting)
+        except ValueError as error:
+            failed[candidate.label] = error
+    if failed and not benches.keys() - {against}:
+        raise next(iter(failed.values()))
+    return benches, {label: f"{FAILED}{error}" for label, error in failed.items()}
 
 
 def _resolve_candidates(recipes: Sequence[str | BenchCandidate], against: str | None) -> list[BenchCandidate]:
@@ -317,7 +351,7 @@ def _measure(
     for label, warm_job in warm_jobs.items():
         runs = benches[label].runs_per_job(kind)
         cells[label] = _with_times(cells[label], warm_job, [time / runs for time in times[label]])
-        # the reference itself may be too slow or out of memory at this length
+        # the reference itself may have failed, be too slow or out of memory at this length
         if against in times:
             ratio = paired_ratio(times[label], times[against])
             cells[label] = replace(cells[label], ratio=ratio.median, ratio_low=ratio.low, ratio_high=ratio.high)
@@ -349,6 +383,8 @@ def _prepare(candidate_bench: CandidateBench, kind: BenchKind, length: int, max_
         memory = candidate_bench.state_bytes(length) if kind == "decode" else extra_memory(job, device)
     except (MemoryError, torch.OutOfMemoryError):
         return f"out of memory at length {length:,}"
+    except ValueError as error:
+        return f"{FAILED}{error}"
     except RuntimeError as error:
         # torch has no exception type for a failed CPU allocation
         if "allocate memory" not in str(error):

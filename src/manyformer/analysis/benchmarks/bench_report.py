@@ -38,6 +38,10 @@ MEMORY_TITLES: dict[BenchKind, str] = {
 }
 
 
+FAILED = "fails: "
+"""What the reason of a cell begins with whose candidate cannot be built or run."""
+
+
 class BenchCandidate(NamedTuple):
     """A recipe with its own keywords, and its label in tables and pictures."""
 
@@ -129,6 +133,11 @@ class BenchReport:
                 break
             crossover_length = cell.length
         return crossover_length
+
+    @property
+    def failed(self) -> list[str]:
+        """The candidates that could not be built or run, whose cells say why."""
+        return list(dict.fromkeys(cell.label for cell in self.cells if (cell.reason or "").startswith(FAILED)))
 
     @property
     def labels(self) -> list[str]:

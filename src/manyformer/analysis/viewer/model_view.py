@@ -42,7 +42,7 @@ from manyformer.nn.attention.head_gates import attention_heads, part_name
 from manyformer.nn.batches import Batch
 from manyformer.nn.core import WatchFn, no_watch
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
-from manyformer.recipes.parts.registry import RECIPES, task_of
+from manyformer.recipes.parts.registry import registered_recipe, task_of
 
 MAX_TOKENS = 2048
 """The most tokens of a text, because the weights of every pair are computed."""
@@ -315,11 +315,9 @@ def _pool_labels(labels: tuple[str, ...], size: int) -> tuple[str, ...]:
 def _title(model: Model) -> str:
     """The recipe and the size of a model."""
     spec = getattr(model, "spec", None)
-    if spec is not None and spec.recipe in RECIPES:
-        recipe = RECIPES[spec.recipe].card.title
-    else:
-        recipe = model_name(model)
-    return f"{recipe}, {sum(weight.numel() for weight in model.parameters()):,} parameters"
+    recipe = None if spec is None else registered_recipe(spec.recipe)
+    title = model_name(model) if recipe is None else recipe.card.title
+    return f"{title}, {sum(weight.numel() for weight in model.parameters()):,} parameters"
 
 
 def retrieved_map(model: Model, text_pass: TextPass) -> AttentionMap | None:

@@ -13,7 +13,7 @@ from manyformer.models.model import eval_mode
 from manyformer.models.tasks import Inputs, Task
 from manyformer.nn.core import State, state_bytes
 from manyformer.nn.runtime.costs import count_flops
-from manyformer.recipes import RECIPES, build
+from manyformer.recipes import build, get_recipe
 from manyformer.recipes.parts.registry import task_of
 
 
@@ -149,7 +149,7 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     Raises ValueError if the model does not allow that length. `model` may come from `build_on_meta`; if the cost
     depends on the content of the tokens, a copy with real weights is then built with a fixed seed."""
     model, inputs = _example_inputs(model, length)
-    card = RECIPES[model.spec.recipe].card
+    card = get_recipe(model.spec.recipe).card
     task = task_of(model)
     length = task.fixed_length(model) or length
     arguments = task.arguments(model, inputs)
@@ -171,7 +171,7 @@ def state_bytes_after(model: Model, length: int) -> int | None:
 
     Raises ValueError if the model does not allow that length. `model` may come from `build_on_meta`, as for
     `forward_cost`."""
-    if "incremental_decoding" not in RECIPES[model.spec.recipe].card.promises:
+    if "incremental_decoding" not in get_recipe(model.spec.recipe).card.promises:
         return None
     model, inputs = _example_inputs(model, length)
     with eval_mode(model):

@@ -28,7 +28,7 @@ from manyformer.nn.batches import IGNORE_INDEX, Batch, TextUnits
 from manyformer.nn.batches.given_batches import GivenBatch
 from manyformer.nn.core import State
 from manyformer.nn.model_inputs import Inputs
-from manyformer.recipes.parts.registry import OWN_RECIPES, RECIPE_FINDERS, Recipe, RecipeCard
+from manyformer.recipes.parts.registry import OWN_RECIPES, Recipe, RecipeCard
 
 LossFn = Callable[..., Tensor]
 """The mean loss of the output of a module, given the output and the target, or the batch where it has no target."""
@@ -245,13 +245,11 @@ class OwnTask(Task[OwnModule]):
 OWN_TASK = OwnTask()
 
 
-def recipe_in_imported_file(name: str) -> Recipe | None:
-    """The recipe of FILE.py:NAME, a module's class or a function that gives a module; None for other names.
+def recipe_in_imported_file(name: str) -> Recipe:
+    """The recipe of FILE.py:NAME, a module's class or a function that gives a module.
 
     The file is a program, which must be imported already. Raises UserError."""
     file, _, attribute = name.rpartition(":")
-    if not file.endswith(".py"):
-        return None
     module = imported_file(file)
     if module is None:
         raise UserError(f"the recipe {name} is in a file, which is a program: --import {file} runs and imports it")
@@ -261,8 +259,6 @@ def recipe_in_imported_file(name: str) -> Recipe | None:
         raise UserError(f"{file} has no class or function '{attribute}'; {suggest_names(attribute, names)}")
     return register_own(name, factory)
 
-
-RECIPE_FINDERS.append(recipe_in_imported_file)
 
 DEFAULT_VOCABULARY = 256
 """The number of token ids where neither the data nor a class has said one, as while a run is planned."""

@@ -1,13 +1,13 @@
 """The registry of recipes: functions whose signatures are their command lines, each with a card of its contracts."""
 
+import importlib
 import inspect
-import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypedDict, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypedDict, TypeVar
 
 import torch
 from annotated_types import Ge, Lt
@@ -16,7 +16,7 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.json_records import DamagedFile
 from manyformer.base.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
 from manyformer.base.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
-from manyformer.config.published_sizes import PUBLISHED_SIZES, PublishedSize
+from manyformer.config.published_sizes import ALIASES, PUBLISHED_SIZES, PublishedSize, nearest_recipe, published_size
 from manyformer.models.model import Model
 from manyformer.models.model_files import CONFIG_FILE, ModelSpec, read_spec
 from manyformer.models.tasks import Task
@@ -24,6 +24,16 @@ from manyformer.nn.attention.attention import set_attention_dropout
 from manyformer.nn.attention.collaborative_attention import share_query_key_dims
 from manyformer.nn.attention.head_gates import parse_heads, remove_heads
 from manyformer.nn.runtime.devices import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
+from manyformer.recipes.parts.cards import (
+    FAMILIES,
+    REGISTERED,
+    Recipe,
+    RecipeCard,
+    import_own_recipes,
+    recipe_modules,
+    signature_with_choices,
+    with_task_reasons,
+)
 from manyformer.recipes.parts.keywords import PositiveSize, keyword_signature, record_parameters
 
 if TYPE_CHECKING:
@@ -33,132 +43,16 @@ P = ParamSpec("P")
 M = TypeVar("M", bound=Model)
 
 
-PROMISES = {
-    "causal": "no output depends on a later token",
-    "incremental_decoding": "decoding from a cached state gives the same outputs as one pass",
-    "cross_attention": "it attends to a second sequence",
-    "padding_invariant": "padding and packing do not change the outputs",
-}
-"""The contracts that a recipe promises unless it gives a reason, with their meanings."""
+if TYPE_CHECKING:
+    RECIPES: dict[str, Recipe]
+    """The recipes of this package and of modules imported so far; `all_recipes` also has those of installed ones."""
+else:
 
-FACTS = {
-    "heads": "layers have heads that an output projection joins",
-    "removable_heads": "single heads can be removed",
-    "attention_dropout": "dropout can act on the weights of attention",
-    "attention_maps": "its attention has weights to show",
-    "pair_weights": "attention has weights for pairs of tokens of the text",
-    "convex_weights": "attention gives means of values, inside their convex hull",
-    "one_graph": "a training step compiles as one graph",
-}
-"""What else holds of a recipe unless it gives a reason: what tools for heads, attention and compilation can do."""
-
-
-FAMILIES = {
-    "softmax": "softmax attention to all tokens",
-    "sparse": "windows, patterns and chosen blocks",
-    "clustered": "attention among similar tokens",
-    "low-rank": "attention through fewer vectors than tokens",
-    "linear": "linear attention and state spaces",
-    "recurrent": "recurrent networks",
-    "memory": "memories beyond the segment",
-    "hybrid": "several of these in one model",
-    "experts": "mixtures of experts",
-    "depth": "depth that depends on the token",
-    "mixing": "mixing of tokens without attention to them",
-    "graph": "attention along edges",
-    "other": "recipes that name no family",
-}
-"""What a recipe's tokens learn from one another by, with the meanings, in the order of lists."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RecipeCard:
-    """A recipe's description and contracts, which `manyformer.check` tests and the documentation shows.
-
-    `family` is one of `FAMILIES`. `constant_state` says that what decoding keeps stops growing, at once or at the size
-    of a window or memory that a keyword sets. `reasons` says why a contract of `PROMISES` is not promised (for those of
-    the task by default), why the recipe fails a contract of `manyformer.check`, and why one of `FACTS` does not hold of
-    it. `tiny_keywords` are the keywords, beyond the common ones, of the tiny model that the contracts test."""
-
-    name: str
-    title: str
-    paper: str
-    summary: str
-    task: "Task"
-    cost: str
-    family: str = "other"
-    constant_state: bool = False
-    backends: tuple[str, ...] = ("cpu", "cuda", "mps")
-    reasons: dict[str, str] = field(default_factory=dict)
-    tiny_keywords: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def promises(self) -> list[str]:
-        """The names of the contracts that it promises: those that it gives no reason against."""
-        return [name for name in PROMISES if name not in self.reasons]
-
-    @property
-    def state(self) -> str | None:
-        """Whether what decoding keeps is "constant" or "grows" with the text; None if it decodes from no state."""
-        if "incremental_decoding" in self.reasons:
-            return None
-        if self.constant_state:
-            return "constant"
-        return "grows"
-
-    @property
-    def year(self) -> int | None:
-        """The year of the first paper that it names."""
-        match = re.search(r"\b(19|20)\d\d\b", self.paper)
-        if match:
-            return int(match[0])
-        return None
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """A published model as a function of its keywords."""
-
-    card: RecipeCard
-    build: Callable[..., Model]
-
-    @property
-    def module(self) -> str:
-        """The module that defines it."""
-        return self.build.__module__
-
-    @property
-    def signature(self) -> inspect.Signature:
-        """The keywords with their types and defaults; names of parts that plug-ins have added are among the choices."""
-        return _signature_with_choices(inspect.signature(self.build))
-
-
-def _signature_with_choices(signature: inspect.Signature) -> inspect.Signature:
-    parameters = signature.parameters.values()
-    return signature.replace(
-        parameters=[parameter.replace(annotation=with_choices(parameter.annotation)) for parameter in parameters]
-    )
-
-
-def with_choices(annotation: Any) -> Any:
-    """`Annotated[str, tables, meaning]` with a Literal of the names in the tables now, also for `str | None`.
-
-    Other types are returned as they are."""
-    inner, *metadata = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
-    tables = [table for table in metadata if isinstance(table, Mapping)]
-    if not tables:
-        return annotation
-    # read anew at each call: a plug-in may have added a name since the recipe was registered
-    choices: Any = Literal.__getitem__(tuple(dict.fromkeys(name for table in tables for name in table)))
-    choices = choices if inner is str else choices | None
-    meanings = [item for item in metadata if isinstance(item, str)]
-    if meanings:
-        return Annotated[choices, *meanings]
-    return choices
-
-
-RECIPES: dict[str, Recipe] = {}
-"""The recipes of all modules imported so far; `get_recipe` and `all_recipes` also find those of installed packages."""
+    def __getattr__(name: str) -> Any:
+        if name != "RECIPES":
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+        import_own_recipes()
+        return REGISTERED
 
 
 OWN_PREFIX = "own:"
@@ -166,10 +60,6 @@ OWN_PREFIX = "own:"
 
 OWN_RECIPES: dict[str, Recipe] = {}
 """Modules of the user's own that this process trains, by their names; no list of recipes has them."""
-
-
-RECIPE_FINDERS: list[Callable[[str], Recipe | None]] = []
-"""Functions that know recipes which are in no list, such as classes in a file, by their names."""
 
 
 def recipe(
@@ -188,7 +78,6 @@ def recipe(
     """Register a function as a recipe, under its name with dashes; the models it builds get a `ModelSpec`."""
     if family not in FAMILIES:
         raise UserError(f"there is no family '{family}' of recipes; {suggest_names(family, FAMILIES)}")
-    task_reasons = {promise: reason for promise, reason in task.reasons.items() if promise in PROMISES}
 
     def register(function: Callable[P, M]) -> Callable[P, M]:
         name = function.__name__.replace("_", "-")
@@ -202,16 +91,16 @@ def recipe(
             family=family,
             constant_state=constant_state,
             backends=backends,
-            reasons={**task_reasons, **(reasons or {})},
+            reasons=with_task_reasons(task.reasons, reasons or {}),
             tiny_keywords=tiny_keywords or {},
         )
+        # a recipe of this package has its name before its module is imported
+        module = REGISTERED[name].module if name in REGISTERED else recipe_modules().get(name)
         # the same module may come twice, as where a notebook's cell is run again
-        if name in RECIPES and RECIPES[name].module != function.__module__:
-            raise UserError(
-                f"there are two recipes '{name}', in {RECIPES[name].module} and in {function.__module__}; rename one"
-            )
+        if module not in (None, function.__module__):
+            raise UserError(f"there are two recipes '{name}', in {module} and in {function.__module__}; rename one")
         build_with_spec = _with_spec(function, name, task)
-        RECIPES[name] = Recipe(card, build_with_spec)
+        REGISTERED[name] = Recipe(card, build_with_spec)
         return build_with_spec
 
     return register
@@ -229,7 +118,7 @@ def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P,
         check_names(name, kwargs, signature.parameters)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        keywords = checked_keywords(name, bound.arguments, _signature_with_choices(signature))
+        keywords = checked_keywords(name, bound.arguments, signature_with_choices(signature))
         bound.arguments.update(keywords)
         # shared keywords are not those of the function: they change the model that it has built
         changes = [
@@ -314,15 +203,23 @@ def _shared_keywords(signature: inspect.Signature, task: "Task") -> dict[SharedK
     }
 
 
+def registered_recipe(name: str) -> Recipe | None:
+    """The recipe of that name in this package, of which only its file is imported, or in a module imported so far."""
+    if name not in REGISTERED and name in recipe_modules():
+        importlib.import_module(recipe_modules()[name])
+    return REGISTERED.get(name)
+
+
 def get_recipe(name: str) -> Recipe:
     """The recipe of that name, imported if an installed package offers it. Raises UserError with the nearest names."""
-    if name not in RECIPES and import_entry_point(RECIPE_GROUP, name) and name not in RECIPES:
+    recipe = registered_recipe(name)
+    if recipe is None and import_entry_point(RECIPE_GROUP, name) and name not in REGISTERED:
         module = entry_points(RECIPE_GROUP)[name].module
         raise UserError(f"the module {module} of an installed package offers the recipe '{name}', but defines none")
-    if name in RECIPES:
-        return RECIPES[name]
-    if name in PUBLISHED_SIZES:
-        return _with_published_size(name, PUBLISHED_SIZES[name])
+    if name in REGISTERED:
+        return REGISTERED[name]
+    if (size := published_size(name)) is not None:
+        return _with_published_size(name, size)
     if name in OWN_RECIPES:
         return OWN_RECIPES[name]
     if name.startswith(OWN_PREFIX):
@@ -330,15 +227,19 @@ def get_recipe(name: str) -> Recipe:
             f"{name} is a module of the user's own, which only the program that trains it can build: give it to "
             "mf.train, mf.evaluate or mf.compare; safetensors.torch.load_model(module, FILE) reads its weights"
         )
-    for find in RECIPE_FINDERS:
-        if (recipe_found := find(name)) is not None:
-            return recipe_found
+    if ".py:" in name:
+        # registers what it finds, so that it imports this module
+        from manyformer.recipes.parts.own_modules import recipe_in_imported_file
+
+        return recipe_in_imported_file(name)
+    if (nearest := nearest_recipe(name)) is not None:
+        raise UserError(f"there is no recipe '{name}'; {nearest}")
     raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
 
 
 def _with_published_size(name: str, size: PublishedSize) -> Recipe:
     """The recipe of a published size: its keywords have other defaults, and are checked and saved as ever."""
-    base = RECIPES[size.recipe]
+    base = get_recipe(size.recipe)
     defaults = size.keywords
 
     @wraps(base.build)
@@ -353,7 +254,7 @@ def _with_published_size(name: str, size: PublishedSize) -> Recipe:
 
 def recipe_names() -> set[str]:
     """The names of all recipes, with those of published sizes and of installed packages, which are not imported."""
-    return {*RECIPES, *PUBLISHED_SIZES, *entry_points(RECIPE_GROUP)}
+    return {*recipe_modules(), *REGISTERED, *PUBLISHED_SIZES, *ALIASES, *entry_points(RECIPE_GROUP)}
 
 
 def modules_to_import(name: str) -> tuple[str, ...]:
@@ -367,8 +268,9 @@ def modules_to_import(name: str) -> tuple[str, ...]:
 
 def all_recipes() -> dict[str, Recipe]:
     """All recipes by name, those of installed packages too, which are imported."""
+    import_own_recipes()
     import_entry_points(RECIPE_GROUP)
-    return dict(sorted(RECIPES.items()))
+    return dict(sorted(REGISTERED.items()))
 
 
 def read_saved_recipe(folder: Path) -> tuple[Recipe, dict[str, Any]]:
@@ -412,27 +314,28 @@ def task_of(model: Model) -> "Task[Any]":
     spec: ModelSpec | None = getattr(model, "spec", None)
     if spec is not None and spec.recipe in OWN_RECIPES:
         return OWN_RECIPES[spec.recipe].card.task
-    if spec is None or spec.recipe not in RECIPES:
+    recipe = None if spec is None else registered_recipe(spec.recipe)
+    if spec is None or recipe is None:
         # cards bring their tasks with them: only a class without a recipe needs the registry of all tasks
         from manyformer.models.tasks import task_of_class
 
         return task_of_class(model)
-    return RECIPES[spec.recipe].card.task.built_with(spec.keywords)
+    return recipe.card.task.built_with(spec.keywords)
 
 
 def card_of(spec: ModelSpec) -> RecipeCard | None:
     """The card of a model's recipe; for a recipe with a base recipe or body, only the contracts that both promise.
 
     None if the recipe is not registered."""
-    if spec.recipe not in RECIPES:
+    recipe = registered_recipe(spec.recipe)
+    if recipe is None:
         return None
     # models inside models keep only what both promise
     base_name = spec.keywords.get("base_recipe") or spec.keywords.get("body") or ""
-    card = RECIPES[spec.recipe].card
-    base = RECIPES.get(base_name)
+    base = registered_recipe(base_name)
     if base is None:
-        return card
-    return replace(card, reasons={**base.card.reasons, **card.reasons})
+        return recipe.card
+    return replace(recipe.card, reasons={**base.card.reasons, **recipe.card.reasons})
 
 
 def build(name: str, **keywords: Any) -> Model:
