@@ -60,6 +60,8 @@ html_sidebars = {"architecture": [], "generated/api/names/*": []}
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "show_toc_level": 2,
+    # all seven groups of pages
+    "header_links_before_dropdown": 7,
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
