@@ -4,6 +4,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -119,6 +120,12 @@ def link_public_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
         literal.replace_self(nodes.reference("", "", literal.deepcopy(), internal=True, refuri=uri))
 
 
+def leave_out_builtins(app: Sphinx) -> list[Any]:
+    """Drop what is written in C from the list of sources, which would link to a page that there is not."""
+    getattr(app.env, "_viewcode_modules", {}).pop("builtins", None)
+    return []
+
+
 @cache
 def public_links() -> dict[str, str]:
     """The pages of modules by their paths, and those of names that can mean nothing else."""
@@ -148,6 +155,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", lambda app: site_pages.write(HERE / "generated"))
     app.connect("autodoc-process-docstring", restructure_docstring)
     app.connect("doctree-resolved", link_public_names)
+    app.connect("html-collect-pages", leave_out_builtins, priority=400)
     app.connect("source-read", link_files_of_the_repository)
     app.add_directive("recipe-cards", RecipeCards)
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))

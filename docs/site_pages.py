@@ -33,7 +33,7 @@ def write(folder: Path) -> None:
     }
     pages |= {
         "more.md": further_pages(docs),
-        "gallery.md": recipe_cards.gallery_page(),
+        **recipe_cards.gallery_pages(),
         "pictures.md": pictures.pictures_page(folder / "pictures"),
     }
     for stale in {path for path in folder.glob("**/*") if path.is_file()} - {folder / name for name in pages}:

@@ -1,5 +1,6 @@
 """The run files and comparisons that come with the package."""
 
+import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "experiments"
@@ -7,6 +8,8 @@ COMPARISONS = "comparisons"
 """The folder below it for comparison files, which `manyformer compare` reads."""
 SUITE_RESULTS = FOLDER / "results" / "suite-full.json"
 """The results of the comparison `suite/full` that the documentation shows, as `manyformer advise` reads them."""
+SHIPPED_CURVES = FOLDER / "results" / "curves.jsonl"
+"""The curves of shipped runs that `manyformer train` shows beside those of the same run."""
 
 
 def shipped_runs() -> dict[str, Path]:
@@ -39,3 +42,8 @@ def run_description(path: Path) -> str:
             break
         comment.append(line.lstrip("#").strip())
     return " ".join(filter(None, comment))
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a description, without a colon at its end."""
+    return re.split(r"(?<=[.?:])\s+(?=[A-Z`\"])", text, maxsplit=1)[0].rstrip(":")
