@@ -120,9 +120,11 @@ def link_public_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
         literal.replace_self(nodes.reference("", "", literal.deepcopy(), internal=True, refuri=uri))
 
 
-def leave_out_builtins(app: Sphinx) -> list[Any]:
-    """Drop what is written in C from the list of sources, which would link to a page that there is not."""
-    getattr(app.env, "_viewcode_modules", {}).pop("builtins", None)
+def leave_out_unread_modules(app: Sphinx) -> list[Any]:
+    """Drop modules without readable source, such as those in C, from the list of sources: they have no page there."""
+    modules = getattr(app.env, "_viewcode_modules", {})
+    for name in [name for name, entry in modules.items() if not entry]:
+        del modules[name]
     return []
 
 
@@ -155,7 +157,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", lambda app: site_pages.write(HERE / "generated"))
     app.connect("autodoc-process-docstring", restructure_docstring)
     app.connect("doctree-resolved", link_public_names)
-    app.connect("html-collect-pages", leave_out_builtins, priority=400)
+    app.connect("html-collect-pages", leave_out_unread_modules, priority=400)
     app.connect("source-read", link_files_of_the_repository)
     app.add_directive("recipe-cards", RecipeCards)
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))
