@@ -4,6 +4,7 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
@@ -60,6 +61,8 @@ html_sidebars = {"architecture": [], "generated/api/names/*": []}
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "show_toc_level": 2,
+    # all seven groups of pages
+    "header_links_before_dropdown": 7,
     "navigation_with_keys": False,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
@@ -117,6 +120,14 @@ def link_public_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
         literal.replace_self(nodes.reference("", "", literal.deepcopy(), internal=True, refuri=uri))
 
 
+def leave_out_unread_modules(app: Sphinx) -> list[Any]:
+    """Drop modules without readable source, such as those in C, from the list of sources: they have no page there."""
+    modules = getattr(app.env, "_viewcode_modules", {})
+    for name in [name for name, entry in modules.items() if not entry]:
+        del modules[name]
+    return []
+
+
 @cache
 def public_links() -> dict[str, str]:
     """The pages of modules by their paths, and those of names that can mean nothing else."""
@@ -146,6 +157,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", lambda app: site_pages.write(HERE / "generated"))
     app.connect("autodoc-process-docstring", restructure_docstring)
     app.connect("doctree-resolved", link_public_names)
+    app.connect("html-collect-pages", leave_out_unread_modules, priority=400)
     app.connect("source-read", link_files_of_the_repository)
     app.add_directive("recipe-cards", RecipeCards)
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))

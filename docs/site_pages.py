@@ -53,9 +53,9 @@ def write_if_changed(path: Path, text: str) -> None:
 def further_pages(docs: Path) -> str:
     """A page that leads to those of docs/ that no other page has in its table of contents."""
     listed = set[str]()
-    for page in docs.glob("*.md"):
+    for page in (*docs.glob("*.md"), *docs.glob("topics/*.md")):
         for block in re.findall(r"^```{toctree}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S):
-            listed |= set(block.split())
+            listed |= {name.removeprefix("../") for name in block.split()}
     names = sorted({page.stem for page in docs.glob("*.md")} - listed - {"index"})
     contents = ["```{toctree}", *(f"../{name}" for name in names), "```"]
     return "\n".join(["# Further pages", "", *(contents if names else ["All pages stand in the navigation."]), ""])

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 import yaml
 
@@ -299,15 +300,34 @@ def takes_named_keywords(function: Any) -> bool:
     return all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters)
 
 
+COMPARED = {
+    "title": "Positions",
+    "run": {
+        "recipe": "compose",
+        "model": {"dim": 8, "depth": 1, "heads": 1},
+        "data": {"kind": "synthetic", "rule": "markov", "length": 16},
+        "limits": {"steps": 2},
+        "batch": {"tokens": 64},
+        "evaluate": {"every": None, "batches": 1},
+    },
+    "cases": {"rope": {"model": {"position": "rope"}}, "alibi": {"model": {"position": "alibi"}}},
+}
+
+
 def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("book.txt").write_text("Once there was a text that a model learned. " * 400)
+    Path("positions.yaml").write_text(yaml.safe_dump(COMPARED))
     # the page checks at the usual lengths, where exchanges of all tokens take ten seconds
     lengths = importlib.import_module("manyformer.analysis.contracts.check")
     monkeypatch.setattr(lengths, "LONG_LENGTH", 64)
     monkeypatch.setattr(lengths, "PROBE_LENGTH", 64)
-    exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), {})
-    assert (tmp_path / "saved/model.safetensors").is_file()
+    names: dict[str, Any] = {}
+    exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), names)
+    for file in ("saved/model.safetensors", "models/window/model.safetensors", "exported/config.json", "page.html"):
+        assert (tmp_path / file).is_file(), file
+    assert torch.equal(names["imported"].state_dict()["head.weight"], names["model"].state_dict()["head.weight"])
+    assert "rope" in names["comparison"].to_markdown()
 
 
 EXECUTED = ("adapters", "compile-and-export", "interpretability", "own-loop", "own-models")
