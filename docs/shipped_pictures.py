@@ -5,17 +5,25 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+from matplotlib.axes import Axes
 from PIL import Image
 
 from manyformer.analysis.comparisons.advise import read_results
 from manyformer.analysis.comparisons.suite_pictures import draw_suite
+from manyformer.base.files.figures import curve_color, curve_style, panels, write_picture
 from manyformer.config.shipped import SUITE_RESULTS
+from manyformer.nn.positions import AlibiPosition, T5BiasPosition
+from manyformer.nn.positions.absolute import sinusoid_table
+from manyformer.nn.positions.rotary import rotary_frequencies
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import pictures  # noqa: E402 - a module of this folder
 
 COLORS = 128
+TOKENS = 64
+WIDTH = 32
 
 VIEWER_RUN = "train lm/stdlib model.dim=64 model.depth=2 model.heads=4 limits.steps=1500 evaluate.every=500"
 VIEWER_TEXT = """\
@@ -46,12 +54,45 @@ def viewer() -> None:
     print(f"wrote {path.relative_to(HERE.parent)}")
 
 
+def positions() -> None:
+    """What encodings of positions add to a token or to the score of a pair, as the classes of the package compute it."""
+    figure, axes = panels(2, 2, (4.2, 3.0))
+    table = sinusoid_table(torch.arange(TOKENS), WIDTH, "halves")
+    image = axes[0].imshow(table.T.numpy(), cmap="cividis", aspect="auto", vmin=-1, vmax=1)
+    axes[0].grid(visible=False)
+    axes[0].set(title="sinusoid: added to the embedding", xlabel="position", ylabel="channel")
+    figure.colorbar(image, ax=axes[0], ticks=[-1, 0, 1])
+    distances = torch.arange(TOKENS)
+    # as RoPE rotates: the score of two equal vectors, pair by pair of channels, by their distance
+    for index, frequency in enumerate(rotary_frequencies(WIDTH, 10000.0)[:8:2]):
+        turns = torch.cos(distances * frequency)
+        axes[1].plot(distances, turns, label=f"pair {2 * index}", **curve_style(index, TOKENS))
+    axes[1].set(
+        title="rope: score of equal vectors, one pair of channels", xlabel="distance", ylabel="share of the score"
+    )
+    for index, slope in enumerate(AlibiPosition(4).slopes.tolist()):
+        axes[2].plot(distances, -slope * distances, label=f"head {index}", **curve_style(index, TOKENS))
+    axes[2].set(title="alibi: added to the score", xlabel="distance", ylabel="bias", ylim=(-16, 0.5))
+    buckets = T5BiasPosition(1, direction="past").bucket_index(-torch.arange(160))
+    axes[3].step(range(160), buckets.tolist(), where="post", color=curve_color(0))
+    axes[3].set(title="t5: the number that is learned for a distance", xlabel="distance", ylabel="bucket")
+    for axis in axes[1:3]:
+        _name_ends(axis)
+    write_picture(figure, HERE / "_static/positions.svg")
+    print("wrote docs/_static/positions.svg")
+
+
+def _name_ends(axis: Axes) -> None:
+    """The name of each line in the panel, beside a point of it inside of the panel."""
+    axis.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), handlelength=2.4)
+
+
 def _reduce_colors(path: Path) -> None:
     """A table of colors in place of three bytes a pixel: drawings have few, and the file is a third of its size."""
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer}
+PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer, "positions": positions}
 
 
 def main(names: Sequence[str]) -> None:
