@@ -11,6 +11,8 @@ from PIL import Image
 
 from manyformer.analysis.comparisons.advise import read_results
 from manyformer.analysis.comparisons.suite_pictures import draw_suite
+from manyformer.analysis.contracts.leak_place import DependenceMatrix
+from manyformer.analysis.contracts.report_page import matrix_svg
 from manyformer.base.files.figures import curve_color, curve_style, panels, write_picture
 from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.nn.positions import AlibiPosition, T5BiasPosition
@@ -22,6 +24,7 @@ sys.path.insert(0, str(HERE))
 import pictures  # noqa: E402 - a module of this folder
 
 COLORS = 128
+BLOCK = 16
 TOKENS = 64
 WIDTH = 32
 
@@ -54,8 +57,41 @@ def viewer() -> None:
     print(f"wrote {path.relative_to(HERE.parent)}")
 
 
+def leak() -> None:
+    """Which outputs of BigBird, as transformers releases it as a decoder, change with which blocks of tokens."""
+    from transformers import BigBirdConfig, BigBirdForCausalLM
+
+    torch.manual_seed(0)
+    blocks = 24
+    config = BigBirdConfig(
+        is_decoder=True,
+        attention_type="block_sparse",
+        block_size=BLOCK,
+        hidden_size=64,
+        # of more layers every output depends on every token, by the global tokens
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=128,
+        vocab_size=100,
+    )
+    model = BigBirdForCausalLM(config).double().eval()
+    tokens = torch.randint(100, (1, blocks * BLOCK))
+    # row b has the tokens of block b exchanged; the last row has none exchanged
+    exchanged = tokens.repeat(blocks + 1, 1)
+    for block in range(blocks):
+        exchanged[block, block * BLOCK : (block + 1) * BLOCK] += 50
+    with torch.no_grad():
+        logits = model(exchanged % 100).logits
+    changes = (logits[:-1] - logits[-1]).abs().amax(-1).unflatten(1, (blocks, BLOCK)).amax(-1)
+    rows = (changes.T > 1e-9).tolist()
+    matrix = DependenceMatrix(tuple(map(tuple, rows)), bin_size=BLOCK)
+    path = HERE / "_static/leak-bigbird.svg"
+    path.write_text(matrix_svg(matrix, standalone=True) + "\n", encoding="utf-8")
+    print(f"wrote {path.relative_to(HERE.parent)}: {len(matrix.leaks)} leaks")
+
+
 def positions() -> None:
-    """What encodings of positions add to a token or to the score of a pair, as the classes of the package compute it."""
+    """What encodings of positions add to a token or to the score of a pair, as the package computes it."""
     figure, axes = panels(2, 2, (4.2, 3.0))
     table = sinusoid_table(torch.arange(TOKENS), WIDTH, "halves")
     image = axes[0].imshow(table.T.numpy(), cmap="cividis", aspect="auto", vmin=-1, vmax=1)
@@ -67,9 +103,7 @@ def positions() -> None:
     for index, frequency in enumerate(rotary_frequencies(WIDTH, 10000.0)[:8:2]):
         turns = torch.cos(distances * frequency)
         axes[1].plot(distances, turns, label=f"pair {2 * index}", **curve_style(index, TOKENS))
-    axes[1].set(
-        title="rope: score of equal vectors, one pair of channels", xlabel="distance", ylabel="share of the score"
-    )
+    axes[1].set(title="rope: score of equal vectors, by pair", xlabel="distance", ylabel="share of the score")
     for index, slope in enumerate(AlibiPosition(4).slopes.tolist()):
         axes[2].plot(distances, -slope * distances, label=f"head {index}", **curve_style(index, TOKENS))
     axes[2].set(title="alibi: added to the score", xlabel="distance", ylabel="bias", ylim=(-16, 0.5))
@@ -92,7 +126,7 @@ def _reduce_colors(path: Path) -> None:
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer, "positions": positions}
+PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer, "positions": positions, "leak": leak}
 
 
 def main(names: Sequence[str]) -> None:
