@@ -18,6 +18,7 @@ from gpu_results_page import gpu_results_page  # noqa: E402 - a module of this f
 from host_reads_page import host_reads_page  # noqa: E402
 from leak_picture import leak_picture  # noqa: E402
 from ledger_page import ledger_page  # noqa: E402 - a module of this folder
+from length_table import with_table  # noqa: E402
 from recipe_cards import families, index_lines  # noqa: E402
 from suite_page import suite_page  # noqa: E402
 
@@ -125,6 +126,8 @@ PAGES = {
     "suite.md": suite_page,
     "host-reads.md": partial(host_reads_page, MARK),
     "_static/leak.svg": leak_picture,
+    "../README.md": partial(with_table, HERE.parent / "README.md", "docs/"),
+    "index.md": partial(with_table, HERE / "index.md", ""),
 }
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from matplotlib.axes import Axes
 from PIL import Image
 
+import manyformer as mf
 from manyformer.analysis.comparisons.advise import read_results
 from manyformer.analysis.comparisons.suite_pictures import draw_suite
 from manyformer.analysis.contracts.leak_place import DependenceMatrix
@@ -58,6 +58,21 @@ def viewer() -> None:
 
 
 def leak() -> None:
+    """Which outputs of a released causal model depend on which tokens: that of README.md."""
+    from routing_transformer import RoutingTransformerLM
+
+    torch.manual_seed(0)
+    sizes = {"num_tokens": 97, "dim": 64, "depth": 2, "max_seq_len": 256, "heads": 4, "dim_head": 16, "window_size": 16}
+    report = mf.check(RoutingTransformerLM(**sizes, causal=True), only=["causal"])
+    place = report["causal"].place
+    assert place is not None
+    assert place.matrix is not None
+    path = HERE / "_static" / "leak-released.svg"
+    path.write_text(matrix_svg(place.matrix, standalone=True) + "\n", encoding="utf-8")
+    print(f"wrote {path.relative_to(HERE.parent)}")
+
+
+def bigbird() -> None:
     """Which outputs of BigBird, as transformers releases it as a decoder, change with which blocks of tokens."""
     from transformers import BigBirdConfig, BigBirdForCausalLM
 
@@ -111,14 +126,10 @@ def positions() -> None:
     axes[3].step(range(160), buckets.tolist(), where="post", color=curve_color(0))
     axes[3].set(title="t5: the number that is learned for a distance", xlabel="distance", ylabel="bucket")
     for axis in axes[1:3]:
-        _name_ends(axis)
+        # beside the panel, where it covers no line
+        axis.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), handlelength=2.4)
     write_picture(figure, HERE / "_static/positions.svg")
     print("wrote docs/_static/positions.svg")
-
-
-def _name_ends(axis: Axes) -> None:
-    """The name of each line in the panel, beside a point of it inside of the panel."""
-    axis.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), handlelength=2.4)
 
 
 def _reduce_colors(path: Path) -> None:
@@ -126,7 +137,13 @@ def _reduce_colors(path: Path) -> None:
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer, "positions": positions, "leak": leak}
+PICTURES: dict[str, Callable[[], None]] = {
+    "suite": suite,
+    "viewer": viewer,
+    "leak": leak,
+    "bigbird": bigbird,
+    "positions": positions,
+}
 
 
 def main(names: Sequence[str]) -> None:

@@ -64,6 +64,9 @@ def write_files(folder: Path) -> None:
     for name in ("book.txt", "other.txt", "input.txt"):
         (folder / name).write_text("def add(a, b):\n    return a + b  # Beautiful is better than ugly.\n\n" * 100)
     (folder / "reviews.tsv").write_text("".join(f"{phrase}\t{phrase[:2]}\n" for phrase in phrases))
+    for name in ("reviews.csv", "other.csv"):
+        (folder / name).write_text("comment,topic\n" + "".join(f"{phrase},{phrase[:2]}\n" for phrase in phrases))
+    (folder / "new.txt").write_text("two men are sitting on a bench .\n")
     (folder / "questions.txt").write_text("a good book\na bad one\n")
     (folder / "questions.jsonl").write_text(f"{json.dumps({'text': 'a good book'})}\n" * 2)
     trees = "\n".join(TREE.format(subject, thing) for subject in counts for thing in nouns)
@@ -84,6 +87,7 @@ def write_training_files(folder: Path) -> None:
         "train.en": "".join(f"{phrase}\n" for phrase in phrases),
         "train.de": "".join(f"{phrase[::-1]}\n" for phrase in phrases),
         "reviews.tsv": "".join(f"{phrase}\t{phrase[:2]}\n" for phrase in phrases),
+        "reviews.csv": "comment,topic\n" + "".join(f"{phrase},{phrase[:2]}\n" for phrase in phrases),
         "questions.jsonl": "".join(f"{json.dumps(question)}\n" for question in questions),
     }
     for name, content in contents.items():

@@ -8,6 +8,7 @@ import itertools
 import json
 import re
 import shlex
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -212,7 +213,8 @@ def test_documented_runs_and_recipes_resolve(page: Path) -> None:
         names = list(itertools.takewhile(lambda word: not re.search(r"^-|=|^$", word), names))
         for name in names:
             is_path = name.endswith((".yaml", "/", ".py")) or name.startswith(("runs/", "models/", "downloads/"))
-            assert is_path or name in mf.recipes() or name in shipped_runs(), line
+            is_module = name.isidentifier() and importlib.util.find_spec(name) is not None
+            assert is_path or is_module or name in mf.recipes() or name in shipped_runs(), line
         if words[0] == "train" and names and names[0] in (*mf.recipes(), *shipped_runs()):
             as_training_run(names[0], [word for word in words[2:] if re.match(r"[\w.]+=", word)])
 
@@ -332,3 +334,26 @@ def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(lengths, "PROBE_LENGTH", 64)
     exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), {})
     assert (tmp_path / "saved/model.safetensors").is_file()
+
+
+EXECUTED = ("own-models",)
+"""The pages of `how-to` whose code runs as it stands, in one go."""
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_the_code_of_a_how_to_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = list(code_blocks(DOCS / "how-to" / f"{name}.md", "python"))
+    assert code
+    exec("\n".join(code), {"__name__": "__main__"})
+
+
+def test_the_recipe_of_the_readme_is_what_it_says(tmp_path: Path) -> None:
+    """In a process of its own: what a page registers must not be seen by tests of all recipes."""
+    (block,) = code_blocks(ROOT / "README.md", "python")
+    assert len([line for line in block.splitlines() if line.strip()]) <= 18
+    (tmp_path / "hybrid.py").write_text(block)
+    words = ["check", "hybrid", "--import", "hybrid", "--only", "causal,cached,decode,packing", "--length", "24"]
+    command = [sys.executable, "-m", "manyformer", *words]
+    ended = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True)
+    assert "hybrid: 4 passed" in ended.stdout, ended.stdout + ended.stderr

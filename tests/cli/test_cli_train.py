@@ -30,15 +30,21 @@ def test_the_name_is_distinguished_from_settings_wherever_it_stands(here: Path) 
     assert split_arguments(["a=b"]) == ("a=b", [])
 
 
-def test_training_ends_in_a_sample_a_picture_and_what_to_do_next(cli: Cli, here: Path) -> None:
+def test_training_ends_in_what_its_loss_means_a_picture_and_what_to_do_next(cli: Cli, here: Path) -> None:
     ended = cli(*WORDS)
     assert ended.code == 0, ended.err
     out = lines(ended.out)
     assert [line.split()[0] for line in out[:3]] == ["note", "data", "data"]
     assert any(line.startswith("step     30/30") for line in out)
-    assert any(line.startswith("sample   at temperature") for line in out)
+    ending = out[next(number for number, line in enumerate(out) if line.startswith("means")) :]
+    assert "without a model" in " ".join(ending)
+    # another run than any that is shipped, so that nothing stands beside it
+    subjects = [line.split(" ")[0] for line in ending if not line.startswith(" ")]
+    assert subjects == ["means", "curves", "card", "next"]
+    assert max(map(len, ending)) <= 80
+    assert "runs/transformer-lm/model/README.md" in "".join(ending)
     assert out[-3].startswith("next     manyformer generate runs/transformer-lm")
-    assert out[-1].split() == ["manyformer", "plot", "runs/transformer-lm"]
+    assert out[-1].split() == ["manyformer", "evaluate", "runs/transformer-lm"]
     assert (here / "runs/transformer-lm/curves.png").read_bytes().startswith(PNG)
     assert mf.load(here / "runs/transformer-lm").tokenizer.encode("cat")
     # the same command again finds the run done, and changed settings are refused by name
@@ -185,4 +191,4 @@ def test_on_a_terminal_there_is_a_bar(here: Path) -> None:
     text = output.decode()
     assert "━" in text
     assert "\x1b[" in text
-    assert text.rstrip().endswith("manyformer plot runs/transformer-lm")
+    assert text.rstrip().endswith("manyformer evaluate runs/transformer-lm")

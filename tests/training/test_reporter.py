@@ -168,7 +168,7 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     assert isinstance(started, TrainingStarted)
     assert isinstance(finished, TrainingFinished)
     assert [subject for subject, _ in started.summary_lines] == ["data", "model", "device", "run"]
-    assert [line.split()[1] for line in finished.next_commands] == ["generate", "evaluate", "plot"]
+    assert [line.split()[1] for line in finished.next_commands] == ["generate", "view", "evaluate"]
     result = json.loads((out / "result.json").read_text())
     assert result["scores"] == finished.result.scores
 

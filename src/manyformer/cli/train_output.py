@@ -1,12 +1,14 @@
 """What `manyformer train` prints besides the run: the summary of `--dry-run`, and what follows after training.
 
-That is a sample from the model, the curves, and suggested next commands."""
+That is what the scores mean, the shipped curve of the same run, the model's card, and suggested next commands."""
 
+import textwrap
+from collections.abc import Iterable
 from itertools import islice
 from typing import Any, TextIO
 
 from manyformer.base.errors import UserError
-from manyformer.base.files.text_tables import printable
+from manyformer.base.files.text_tables import printable, printable_line
 from manyformer.cli.console import format_count, print_json, print_result, print_text
 from manyformer.config import RunConfig
 from manyformer.data import HeldOutExample
@@ -29,11 +31,13 @@ from manyformer.training.run_checks import (
 )
 
 SAMPLE_TOKENS = 160
-"""Length in tokens of a language model's sample."""
+"""Length in tokens of a sample."""
 
 TEMPERATURE = 0.7
 SAMPLE_TRANSLATIONS = 3
 """Number of translations shown."""
+WIDTH = 80
+"""Lines of text are as wide as a terminal at least is."""
 
 
 def print_summary(run: RunConfig) -> None:
@@ -118,27 +122,52 @@ class AfterTraining:
             self.report.close()
 
     def show(self, run: RunConfig, result: TrainResult) -> None:
-        """Print a sample, plot the curves, and print the next commands."""
-        from manyformer.analysis.figures import plot_runs
+        """Say what the scores mean, draw the curves, and print the model's card and the next commands."""
+        from manyformer.analysis.figures.curves import plot_runs, read_curves
+        from manyformer.analysis.shipped_curves import curves_of_same_run, table_beside
 
-        if not self.quiet:
-            self._print_sample(run, result)
         picture = result.out / "curves.png"
-        plot_runs([result.out], picture)
+        curves = read_curves(result.out)
+        shipped = curves_of_same_run(run)
+        plot_runs([result.out], picture, references=[curve.curves for curve in shipped])
         if self.quiet:
             return
-        self._print(f"curves   {picture}")
-        for number, line in enumerate(self.next_commands):
-            self._print(f"{'' if number else 'next':<8} {line}")
-
-    def _print_sample(self, run: RunConfig, result: TrainResult) -> None:
         model: Any = result.load()
-        task = task_of(model)
+        self._print_sample(model, run, result)
+        self._print_text("means", self._meaning(run, result))
+        if shipped:
+            text = f"bits per byte beside the shipped run ({shipped[0].data})"
+            last = shipped[0].rows[-1]["step"]
+            if result.step < last:
+                text += f"; this run has made {result.step:,} of its {last:,.0f} steps"
+            self._print_text("beside", text)
+            self._print_lines("", table_beside(shipped, curves))
+        self._print(f"curves   {picture}")
+        sizes = ", ".join(f"{name} {value}" for name, value in run.model.items())
+        card = get_recipe(run.recipe).card
+        tokens = format_count(curves.rows[-1]["tokens"])
+        text = f"{card.title} ({run.recipe}{': ' * bool(sizes)}{sizes}), {count_parameters(model):,} parameters"
+        self._print_text("card", f"{text}, trained on {tokens} tokens; paper: {card.paper}")
+        self._print(f"         {result.out / 'model' / 'README.md'}")
+        self._print_lines("next", self.next_commands)
+
+    def _meaning(self, run: RunConfig, result: TrainResult) -> str:
+        from manyformer.analysis.baselines import meaning_of_scores
+
+        try:
+            return meaning_of_scores(run, result)
+        except UserError as error:
+            # the model is trained, whatever has become of its data
+            return f"the scores could not be set beside guesses without a model: {error}"
+
+    def _print_sample(self, model: Any, run: RunConfig, result: TrainResult) -> None:
+        """Print what a reader can judge: translations beside their references, continuations of generated rows."""
         prompt_of = kind_of(run.data).sample_prompt
-        if task.generates == "continuation" and prompt_of is not None:
+        generates = task_of(model).generates
+        if generates == "continuation" and prompt_of is not None:
             prompt = prompt_of(run.data, OpenRequest(run.batch.tokens, result.out / "data"))
             self._sample_text(model, prompt, run.seed)
-        elif task.generates == "answer":
+        elif generates == "answer":
             examples = islice(read_examples(result.out / "data", "valid"), SAMPLE_TRANSLATIONS)
             self._sample_translations(model, list(examples))
 
@@ -160,6 +189,14 @@ class AfterTraining:
         texts = translate(model, [held_out.source for held_out in examples], tokenizer=model.tokenizer)
         for example, text in zip(examples, texts):
             self._print(f"sample   {example.source}\n      →  {text}\n   ref.  {example.target}")
+
+    def _print_text(self, subject: str, text: str) -> None:
+        self._print_lines(subject, textwrap.wrap(printable_line(text), WIDTH - 9, break_long_words=False))
+
+    def _print_lines(self, subject: str, lines: Iterable[str]) -> None:
+        """Print lines of which the first is headed by their subject."""
+        for number, line in enumerate(lines):
+            self._print(f"{'' if number else subject:<8} {line}")
 
     def _print(self, text: str) -> None:
         print(printable(text), file=self.out, flush=True)

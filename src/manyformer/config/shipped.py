@@ -8,6 +8,8 @@ COMPARISONS = "comparisons"
 """The folder below it for comparison files, which `manyformer compare` reads."""
 SUITE_RESULTS = FOLDER / "results" / "suite-full.json"
 """The results of the comparison `suite/full` that the documentation shows, as `manyformer advise` reads them."""
+SHIPPED_CURVES = FOLDER / "results" / "curves.jsonl"
+"""The curves of shipped runs that `manyformer train` shows beside those of the same run."""
 
 
 def shipped_runs() -> dict[str, Path]:

@@ -32,6 +32,20 @@ def plain_pass(batches: Iterable[Batch]) -> Iterator[Iterator[Batch]]:
     yield iter(batches)
 
 
+def validation_batches(batches: HeldOutBatches, config: EvaluateConfig) -> Iterator[Batch]:
+    """The configured number of held-out batches, spread evenly because held-out sequences are sorted by length.
+
+    Batches whose rows continue are taken from the first one on.
+    """
+    available = len(batches)
+    count = min(available, config.batches or available)
+    if batches.rows_continue:
+        return itertools.islice(batches, count)
+    # the first, and then every so many
+    indices = {index * available // count for index in range(count)}
+    return (batch for index, batch in enumerate(batches) if index in indices)
+
+
 class Validator:
     """Scores the model on validation data: loss in nats per target, accuracy, perplexity, bits per byte of text.
 
@@ -59,7 +73,7 @@ class Validator:
         """The scores of the current weights; None if `stop` ended the pass early."""
         sums = ScoreSums()
         score = self._scorer(rows_continue=self._batches.rows_continue)
-        with self._read(self._select_batches()) as batches:
+        with self._read(validation_batches(self._batches, self._config)) as batches:
             for batch in batches:
                 if stop():
                     return None
@@ -70,19 +84,6 @@ class Validator:
         nats, targets, correct, *other_sums = self._process_group.sum_numbers(local_sums)
         total = ScoreSums(nats, int(targets), int(correct), defaultdict(float, zip(names, other_sums)))
         return self._task.validation(total, self._units)
-
-    def _select_batches(self) -> Iterator[Batch]:
-        """The configured number of batches, spread evenly because held-out sequences are sorted by length.
-
-        Batches whose rows continue are taken from the first one on.
-        """
-        available = len(self._batches)
-        count = min(available, self._config.batches or available)
-        if self._batches.rows_continue:
-            return itertools.islice(self._batches, count)
-        # the first, and then every so many
-        indices = {index * available // count for index in range(count)}
-        return (batch for index, batch in enumerate(self._batches) if index in indices)
 
     @property
     def has_data(self) -> bool:

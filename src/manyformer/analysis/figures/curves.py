@@ -106,7 +106,7 @@ def plot_runs(
     check_picture(Path(picture))
     if not runs:
         raise UserError("there is no run to draw: give at least one run folder")
-    curves = [_read_curves(Path(run)) for run in runs]
+    curves = [read_curves(Path(run)) for run in runs]
     drawn, notes = _choose_panels(curves)
     columns = 2 if len(drawn) > 1 and width >= 2 * MIN_COLUMN_INCHES else 1
     # one panel alone is no wider than one of two
@@ -128,7 +128,8 @@ def plot_runs(
     write_picture(figure, Path(picture))
 
 
-def _read_curves(folder: Path) -> RunCurves:
+def read_curves(folder: Path) -> RunCurves:
+    """The metrics of the run in a folder. Raises UserError if there are none."""
     file = folder / "metrics.jsonl"
     if not file.is_file():
         raise UserError(f"{folder} holds no run: {file.name} is missing")

@@ -68,7 +68,7 @@ class DataKind(Generic[KindSection]):
     """A look at the beginning of the files, with `request.cache` as a folder for what it needs; None for data that is
     opened as a whole."""
     sample_prompt: Callable[[KindSection, OpenRequest], str] | None = None
-    """The text that a sample after training continues; None if a prompt is no text."""
+    """The text that a sample after training continues; None if a reader could not judge the sample."""
     windowed_forms: tuple[str, ...] = ()
     """The forms in which held-out data is cut to the `windows` of a request."""
     cache_is_shared: bool = False

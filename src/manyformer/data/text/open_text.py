@@ -1,6 +1,5 @@
 """Opening text for language models: split, tokenized into shards once, then read as rows of equal length."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -29,11 +28,11 @@ from manyformer.data.batching.text_epochs import (
 )
 from manyformer.data.pipeline.data_paths import STDIN, STDLIB, is_hub_dataset
 from manyformer.data.pipeline.file_pipeline import FilePipeline
-from manyformer.data.pipeline.kind import OpenRequest, register
+from manyformer.data.pipeline.kind import register
 from manyformer.data.pipeline.opened import EvaluationPath, LengthLimit, check_holds_row, format_amount, row_limit
 from manyformer.data.pipeline.splits import PathOrPaths, Splits, path_list
 from manyformer.data.pipeline.summary import EXAMPLES, DataSummary, LengthSummary, kept_example
-from manyformer.data.storage.cache_folder import PreparationResult, PreparedData, load_prepared
+from manyformer.data.storage.cache_folder import PreparationResult, PreparedData
 from manyformer.data.storage.neighbour_tables import open_neighbour_table
 from manyformer.data.storage.token_shards import ShardWriter, TokenShard, open_shard, shard_units, write_shards
 from manyformer.data.text.table_columns import describe_tables
@@ -46,8 +45,6 @@ from manyformer.nn.batches import TextUnits
 
 # More text does not improve a vocabulary of byte pairs, and takes memory.
 MAX_BPE_CHARACTERS = 64_000_000
-PROMPT_CHARACTERS = 40
-"""Length of the held-out text that prompts a sample."""
 
 
 class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
@@ -210,19 +207,6 @@ def write_text_shard(data: TextData, tokenizer: Tokenizer, path: EvaluationPath,
     return open_shard(scratch_dir, "text", facts)
 
 
-def sample_prompt(data: TextData, request: OpenRequest) -> str:
-    """`def ` for Python's library, otherwise the first whole words of the validation text."""
-    if data.path == STDLIB:
-        return "def "
-    prepared = load_prepared(request.cache)
-    assert prepared is not None
-    tokens = prepared.shards["valid"].tokens[:PROMPT_CHARACTERS]
-    # at least a character a token, so as many tokens are enough
-    text = prepared.tokenizers.source.decode(tokens)[:PROMPT_CHARACTERS]
-    # without the words that the limits cut
-    return re.sub(r"^\S*\s+|\s+\S*$", "", text) or text
-
-
 def make_layout(
     data: TextData, shard: TokenShard, rows: int, *, pad: int, shifted: bool, windows: ContextWindows | None = None
 ) -> RowLayout:
@@ -270,6 +254,4 @@ def _add_pieces(shards: dict[str, ShardWriter], block: list[DocumentPiece], toke
         shards[name].add(ids, starts_document=part.starts_document, text=part.text)
 
 
-TEXT = register(
-    TextPipeline.limited_kind(sample_prompt=sample_prompt, windowed_forms=("next-token",), cache_is_shared=True)
-)
+TEXT = register(TextPipeline.limited_kind(windowed_forms=("next-token",), cache_is_shared=True))

@@ -117,7 +117,9 @@ class LanguageModelling(CausalTask):
 
     def next_commands(self, run: Path, data: object) -> tuple[str, ...]:
         prompt = {"stdlib": STDLIB_PROMPT, None: SYNTHETIC_PROMPT}.get(getattr(data, "path", None), TEXT_PROMPT)
-        return (f'manyformer generate {run} "{prompt}"',)
+        # the most probable text soon repeats itself, the most probable answer to a rule is the right one
+        sampling = "" if prompt == SYNTHETIC_PROMPT else " --temperature 0.8"
+        return f'manyformer generate {run} "{prompt}"{sampling}', f'manyformer view {run} "{prompt}"'
 
     def variant(self, data_kind: str) -> Task[LanguageModel]:
         if data_kind == "images":
