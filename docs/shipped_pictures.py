@@ -11,14 +11,22 @@ from PIL import Image
 import manyformer as mf
 from manyformer.analysis.comparisons.advise import read_results
 from manyformer.analysis.comparisons.suite_pictures import draw_suite
+from manyformer.analysis.contracts.leak_place import DependenceMatrix
 from manyformer.analysis.contracts.report_page import matrix_svg
+from manyformer.base.files.figures import curve_color, curve_style, panels, write_picture
 from manyformer.config.shipped import SUITE_RESULTS
+from manyformer.nn.positions import AlibiPosition, T5BiasPosition
+from manyformer.nn.positions.absolute import sinusoid_table
+from manyformer.nn.positions.rotary import rotary_frequencies
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import pictures  # noqa: E402 - a module of this folder
 
 COLORS = 128
+BLOCK = 16
+TOKENS = 64
+WIDTH = 32
 
 VIEWER_RUN = "train lm/stdlib model.dim=64 model.depth=2 model.heads=4 limits.steps=1500 evaluate.every=500"
 VIEWER_TEXT = """\
@@ -64,12 +72,78 @@ def leak() -> None:
     print(f"wrote {path.relative_to(HERE.parent)}")
 
 
+def bigbird() -> None:
+    """Which outputs of BigBird, as transformers releases it as a decoder, change with which blocks of tokens."""
+    from transformers import BigBirdConfig, BigBirdForCausalLM
+
+    torch.manual_seed(0)
+    blocks = 24
+    config = BigBirdConfig(
+        is_decoder=True,
+        attention_type="block_sparse",
+        block_size=BLOCK,
+        hidden_size=64,
+        # of more layers every output depends on every token, by the global tokens
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=128,
+        vocab_size=100,
+    )
+    model = BigBirdForCausalLM(config).double().eval()
+    tokens = torch.randint(100, (1, blocks * BLOCK))
+    # row b has the tokens of block b exchanged; the last row has none exchanged
+    exchanged = tokens.repeat(blocks + 1, 1)
+    for block in range(blocks):
+        exchanged[block, block * BLOCK : (block + 1) * BLOCK] += 50
+    with torch.no_grad():
+        logits = model(exchanged % 100).logits
+    changes = (logits[:-1] - logits[-1]).abs().amax(-1).unflatten(1, (blocks, BLOCK)).amax(-1)
+    rows = (changes.T > 1e-9).tolist()
+    matrix = DependenceMatrix(tuple(map(tuple, rows)), bin_size=BLOCK)
+    path = HERE / "_static/leak-bigbird.svg"
+    path.write_text(matrix_svg(matrix, standalone=True) + "\n", encoding="utf-8")
+    print(f"wrote {path.relative_to(HERE.parent)}: {len(matrix.leaks)} leaks")
+
+
+def positions() -> None:
+    """What encodings of positions add to a token or to the score of a pair, as the package computes it."""
+    figure, axes = panels(2, 2, (4.2, 3.0))
+    table = sinusoid_table(torch.arange(TOKENS), WIDTH, "halves")
+    image = axes[0].imshow(table.T.numpy(), cmap="cividis", aspect="auto", vmin=-1, vmax=1)
+    axes[0].grid(visible=False)
+    axes[0].set(title="sinusoid: added to the embedding", xlabel="position", ylabel="channel")
+    figure.colorbar(image, ax=axes[0], ticks=[-1, 0, 1])
+    distances = torch.arange(TOKENS)
+    # as RoPE rotates: the score of two equal vectors, pair by pair of channels, by their distance
+    for index, frequency in enumerate(rotary_frequencies(WIDTH, 10000.0)[:8:2]):
+        turns = torch.cos(distances * frequency)
+        axes[1].plot(distances, turns, label=f"pair {2 * index}", **curve_style(index, TOKENS))
+    axes[1].set(title="rope: score of equal vectors, by pair", xlabel="distance", ylabel="share of the score")
+    for index, slope in enumerate(AlibiPosition(4).slopes.tolist()):
+        axes[2].plot(distances, -slope * distances, label=f"head {index}", **curve_style(index, TOKENS))
+    axes[2].set(title="alibi: added to the score", xlabel="distance", ylabel="bias", ylim=(-16, 0.5))
+    buckets = T5BiasPosition(1, direction="past").bucket_index(-torch.arange(160))
+    axes[3].step(range(160), buckets.tolist(), where="post", color=curve_color(0))
+    axes[3].set(title="t5: the number that is learned for a distance", xlabel="distance", ylabel="bucket")
+    for axis in axes[1:3]:
+        # beside the panel, where it covers no line
+        axis.legend(frameon=False, fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), handlelength=2.4)
+    write_picture(figure, HERE / "_static/positions.svg")
+    print("wrote docs/_static/positions.svg")
+
+
 def _reduce_colors(path: Path) -> None:
     """A table of colors in place of three bytes a pixel: drawings have few, and the file is a third of its size."""
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer, "leak": leak}
+PICTURES: dict[str, Callable[[], None]] = {
+    "suite": suite,
+    "viewer": viewer,
+    "leak": leak,
+    "bigbird": bigbird,
+    "positions": positions,
+}
 
 
 def main(names: Sequence[str]) -> None:

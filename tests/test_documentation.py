@@ -253,6 +253,32 @@ def test_every_recipe_stands_on_a_page_of_its_mechanism() -> None:
     assert [pattern for pattern in patterns if not any(fnmatch(name, pattern) for name in mf.recipes())] == []
 
 
+def test_every_recipe_stands_in_the_indexes_by_task_and_family() -> None:
+    pages = site_pages.recipe_cards.gallery_pages()
+    for page, index in ((DOCS / "recipes.md", (DOCS / "recipes.md").read_text()), (None, pages["gallery.md"])):
+        tasks, families = (
+            re.search(rf"^## {title}\n(.*?)(?=^## |^```)", index, re.M | re.S)[1] for title in ("By task", "By family")
+        )
+        for name, recipe in mf.recipes().items():
+            target = f"{recipe.card.family}.md#{name})"
+            assert target in tasks, name
+            assert target in families, name
+            folder = "gallery" if page is None else "recipes"
+            text = pages[f"gallery/{recipe.card.family}.md"] if page is None else None
+            text = text or (DOCS / folder / f"{recipe.card.family}.md").read_text()
+            assert f"\n## {name}\n" in text
+
+
+def test_a_mask_is_drawn_cell_by_cell() -> None:
+    drawing = site_pages.recipe_cards.mask_drawing("heads 0\n██\n·░\n\nheads 1\n··\n·█", "a<b")
+    assert drawing.count("<svg") == 2
+    assert 'aria-label="Mask of a&lt;b heads 0"' in drawing
+    cell, top = site_pages.recipe_cards.CELL, site_pages.recipe_cards.CAPTION
+    # two cells beside each other are one rectangle; a cell that is visible to a share is lighter
+    assert f'<path fill-opacity="1" d="M0 {top}h{2 * cell}v{cell}h-{2 * cell}z"/>' in drawing
+    assert f'<path fill-opacity="0.25" d="M{cell} {top + cell}h{cell}v{cell}h-{cell}z"/>' in drawing
+
+
 def test_the_table_of_contracts_has_their_names() -> None:
     (table,) = re.findall(r"^\| contract \|.*\n\|.*\n((?:\|.*\n)+)", (ROOT / "docs/check.md").read_text(), re.MULTILINE)
     names = re.findall(r"`([^`]+)`", "\n".join(line.split("|")[1] for line in table.splitlines()))
