@@ -2,10 +2,12 @@
 
 import re
 import sys
+from functools import cache
 from pathlib import Path
 
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
+from sphinx import addnodes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 from sphinx.writers.html5 import HTML5Translator
@@ -13,7 +15,8 @@ from sphinx.writers.html5 import HTML5Translator
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-import build_cache  # noqa: E402 - modules of this folder
+import api_pages  # noqa: E402 - modules of this folder
+import build_cache  # noqa: E402
 import recipe_cards  # noqa: E402
 import site_pages  # noqa: E402
 
@@ -24,7 +27,7 @@ author = "the maintainers of manyformer"
 copyright = author
 version = release = VERSION
 
-extensions = ["myst_nb", "sphinx.ext.autodoc"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 exclude_patterns = ["OUT", "_build", "generated/parts", "generated/pictures"]
 highlight_language = "none"
 myst_enable_extensions = ["dollarmath", "colon_fence"]
@@ -52,8 +55,8 @@ html_title = f"manyformer {VERSION}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
-# nothing stands beside it in the navigation, and its drawings are wide
-html_sidebars = {"architecture": []}
+# drawings are wide; a page of a name links to its module, instead of a navigation of hundreds of names
+html_sidebars = {"architecture": [], "generated/api/names/*": []}
 html_theme_options = {
     "navbar_end": ["theme-switcher"],
     "show_toc_level": 2,
@@ -98,14 +101,36 @@ def _restructure(paragraph: str) -> str:
     if paragraph.startswith(("    ", ">>> ")):
         return paragraph if paragraph.startswith(">>> ") else f"::\n\n{paragraph}"
     items = re.split(r"\n(?=- )", paragraph)
-    return "\n\n".join(_escape(" ".join(item.split())) for item in items)
+    return "\n\n".join(api_pages.escape(" ".join(item.split())) for item in items)
 
 
-def _escape(text: str) -> str:
-    """Text as reStructuredText, in which nothing but code has a meaning."""
-    parts = re.split(r"(`[^`]+`)", text)
-    code = [f"`{part}`\\ " if number % 2 else re.sub(r"([\\*|_`])", r"\\\1", part) for number, part in enumerate(parts)]
-    return "".join(code)
+def link_public_names(app: Sphinx, doctree: nodes.document, page: str) -> None:
+    """Make code in a text that is the name of something public a link to its page."""
+    links = public_links()
+    for literal in list(doctree.findall(nodes.literal)):
+        text = literal.astext().removesuffix("()")
+        is_linked = isinstance(literal.parent, nodes.reference | nodes.title | addnodes.pending_xref)
+        target = links.get(text)
+        if target is None or is_linked or target == page:
+            continue
+        uri = app.builder.get_relative_uri(page, target)
+        literal.replace_self(nodes.reference("", "", literal.deepcopy(), internal=True, refuri=uri))
+
+
+@cache
+def public_links() -> dict[str, str]:
+    """The pages of modules by their paths, and those of names that can mean nothing else."""
+    names = api_pages.public_names()
+    links = {module: f"generated/api/{module}" for module in api_pages.public_modules()}
+    for name in names:
+        page = f"generated/api/{name.page}"
+        links[f"{name.module}.{name.name}"] = page
+        if name.module == "manyformer":
+            links[f"mf.{name.name}"] = page
+        is_single = sum(other.name == name.name for other in names) == 1
+        if is_single and api_pages.is_telling(name.name):
+            links[name.name] = page
+    return links
 
 
 def write_math(translator: HTML5Translator, node: nodes.math | nodes.math_block) -> None:
@@ -120,6 +145,7 @@ def setup(app: Sphinx) -> None:
     """Connect what this file defines."""
     app.connect("builder-inited", lambda app: site_pages.write(HERE / "generated"))
     app.connect("autodoc-process-docstring", restructure_docstring)
+    app.connect("doctree-resolved", link_public_names)
     app.connect("source-read", link_files_of_the_repository)
     app.add_directive("recipe-cards", RecipeCards)
     app.add_html_math_renderer("mathml", (write_math, None), (write_math, None))

@@ -86,11 +86,11 @@ def make_pictures(folder: Path) -> None:
         return
     (folder / "positions.yaml").write_text(COMPARISON_FILE, encoding="utf-8")
     for command in dict.fromkeys(command for picture in PICTURES for command in picture.commands):
-        _run(command, folder)
+        run(command, folder)
     (folder / "runs/lm-stdlib/curves.png").replace(folder / "curves.png")
     (folder / "comparison/picture.png").replace(folder / "comparison.png")
     if _has_browser():
-        _photograph(folder / "page.html", screens)
+        photograph(folder / "page.html", screens)
     key.write_text(_key(), encoding="utf-8")
 
 
@@ -99,7 +99,8 @@ def _key() -> str:
     return f"{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:16]} {build_cache.package_digest()}"
 
 
-def _run(command: str, folder: Path) -> None:
+def run(command: str, folder: Path) -> None:
+    """Run a command of manyformer in a folder. Raises RuntimeError with what it says if it fails."""
     environment = os.environ | {"COLUMNS": "100"}
     words = [sys.executable, "-m", "manyformer", *shlex.split(command)]
     ended = subprocess.run(words, cwd=folder, env=environment, check=False, capture_output=True, text=True)
@@ -117,7 +118,7 @@ def _has_browser() -> bool:
     return True
 
 
-def _photograph(page: Path, screens: list[Screen]) -> None:
+def photograph(page: Path, screens: list[Screen]) -> None:
     """Screenshots of a page from disk."""
     from playwright.sync_api import sync_playwright
 

@@ -1,5 +1,6 @@
 """Make the pictures that the repository keeps again: `python docs/shipped_pictures.py`, with names only these."""
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,17 @@ from manyformer.analysis.contracts.report_page import matrix_svg
 from manyformer.config.shipped import SUITE_RESULTS
 
 HERE = Path(__file__).parent
-COLORS = 48
+sys.path.insert(0, str(HERE))
+import pictures  # noqa: E402 - a module of this folder
+
+COLORS = 128
+
+VIEWER_RUN = "train lm/stdlib model.dim=64 model.depth=2 model.heads=4 limits.steps=1500 evaluate.every=500"
+VIEWER_TEXT = """\
+for name, value in items.items():
+    if name not in result:
+        result[name] = value"""
+VIEWER_PAGE = f"view runs/lm-stdlib {shlex.quote(VIEWER_TEXT)} --out page.html"
 
 
 def suite() -> None:
@@ -22,6 +33,20 @@ def suite() -> None:
     for path in draw_suite(read_results(SUITE_RESULTS), HERE / "suite"):
         _reduce_colors(path)
         print(f"wrote {path.relative_to(HERE.parent)}")
+
+
+def viewer() -> None:
+    """The page of `manyformer view` for a language model that is trained on the standard library."""
+    folder = HERE / "_build/viewer"
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "runs/lm-stdlib/result.json").is_file():
+        pictures.run(VIEWER_RUN, folder)
+    pictures.run(VIEWER_PAGE, folder)
+    pictures.photograph(folder / "page.html", [pictures.Screen("viewer.png", 1280, "light")])
+    path = HERE / "_static/viewer.png"
+    path.write_bytes((folder / "viewer.png").read_bytes())
+    _reduce_colors(path)
+    print(f"wrote {path.relative_to(HERE.parent)}")
 
 
 def leak() -> None:
@@ -44,7 +69,7 @@ def _reduce_colors(path: Path) -> None:
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
-PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "leak": leak}
+PICTURES: dict[str, Callable[[], None]] = {"suite": suite, "viewer": viewer, "leak": leak}
 
 
 def main(names: Sequence[str]) -> None:

@@ -2,9 +2,7 @@
 
 docs/conf.py calls `write` before each build; none of these pages is kept in git."""
 
-import importlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,34 +13,27 @@ import pictures
 import recipe_cards
 import typer
 import yaml
+from api_pages import api_pages
 
-import manyformer
 from manyformer.base.files.text_tables import markdown_table
 from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import run_description, shipped_comparisons, shipped_runs
-
-SINGLE_MODULES = (
-    *("nn.core", "nn.feed_forward.feedforward", "nn.residual", "nn.runtime.head_selection"),
-    *("base.errors", "base.plugins", "models.scores"),
-    *(
-        "conversion.surgery.head_sharing",
-        "conversion.surgery.recipe_conversions",
-        "nn.structures",
-        "data.generated.normalization",
-    ),
-)
-"""The public modules that are not packages, or whose names no package exports."""
 
 
 def write(folder: Path) -> None:
     """Write all pages into `folder`, and remove those of an earlier build."""
     docs = folder.parent
     pictures.make_pictures(folder / "pictures")
-    pages = {"commands.md": commands_page(), "shipped.md": shipped_page(), "map.svg": import_map.draw(), **api_pages()}
+    pages = {
+        "commands.md": commands_page(),
+        "shipped.md": shipped_page(),
+        "map.svg": import_map.draw(),
+        **api_pages(docs),
+    }
     pages |= {
         "more.md": further_pages(docs),
-        "gallery.md": recipe_cards.gallery_page(),
+        **recipe_cards.gallery_pages(),
         "pictures.md": pictures.pictures_page(folder / "pictures"),
     }
     for stale in {path for path in folder.glob("**/*") if path.is_file()} - {folder / name for name in pages}:
@@ -140,45 +131,3 @@ def _comparison(name: str, path: Path) -> Iterator[str]:
     if claims := settings.get("claims"):
         claims = [claims] if isinstance(claims, str) else claims
         yield from ("", "Expected:", "", *(f"- `{claim}`" for claim in claims))
-
-
-def public_modules() -> dict[str, str]:
-    """Every public module with the first sentence of its description: the packages with names, and single modules."""
-    packages = [
-        info.name
-        for info in pkgutil.walk_packages(manyformer.__path__, "manyformer.")
-        if info.ispkg and hasattr(importlib.import_module(info.name), "__all__")
-    ]
-    names = ["manyformer", *sorted([*packages, *(f"manyformer.{name}" for name in SINGLE_MODULES)])]
-    return {name: _first_sentence(importlib.import_module(name)) for name in names}
-
-
-def _first_sentence(module: Any) -> str:
-    return (inspect.getdoc(module) or "").split("\n\n")[0].replace("\n", " ")
-
-
-def api_pages() -> dict[str, str]:
-    """A page for each public module with all its names, each described where it is exported first, and their list."""
-    modules = public_modules()
-    rows = [(f"[{name}]({name}.rst)", sentence) for name, sentence in modules.items()]
-    index = ["# API", "", "Every public name: those that `manyformer` and its packages export.", ""]
-    index += [*markdown_table(("module", "contents"), rows), "", "```{toctree}", ":hidden:", "", *modules, "```"]
-    pages, described = {"api/index.md": "\n".join(index) + "\n"}, dict[int, str]()
-    for name in modules:
-        module = importlib.import_module(name)
-        objects = {member: getattr(module, member) for member in getattr(module, "__all__", ())}
-        # small numbers and the like are shared by chance
-        elsewhere = {
-            key: described[id(value)] for key, value in objects.items() if callable(value) and id(value) in described
-        }
-        # the package has a function of the name of one of its modules, and a name is described once
-        shadowed = [member for member in objects if f"{name}.{member}" in modules]
-        described |= {id(value): name for value in objects.values() if id(value) not in described}
-        lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :members:", "   :show-inheritance:"]
-        excluded = [*elsewhere, *shadowed]
-        lines += [f"   :exclude-members: {', '.join(excluded)}"] * bool(excluded)
-        for member in shadowed:
-            lines += ["", f".. autofunction:: {name}.{member}", "   :no-index:"]
-        lines += ["", *(f"- ``{member}``: see :mod:`{module}`" for member, module in elsewhere.items()), ""]
-        pages[f"api/{name}.rst"] = "\n".join(lines)
-    return pages

@@ -40,7 +40,8 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(page for page in DOCS.rglob("*.md") if not page.is_relative_to(DOCS / "generated")),
 ]
-WRITTEN = [page for page in PAGES if page.name not in ("recipes.md", "settings.md", "ledger.md", "gpu-results.md")]
+GENERATED = ("recipes.md", "settings.md", "ledger.md", "gpu-results.md")
+WRITTEN = [page for page in PAGES if page.name not in GENERATED and page.parent != DOCS / "recipes"]
 """The pages that are not generated."""
 
 
@@ -65,7 +66,8 @@ assert _spec.loader is not None
 _spec.loader.exec_module(make)
 
 sys.path.insert(0, str(ROOT / "docs"))
-import site_pages  # noqa: E402 - a module of docs/
+import api_pages  # noqa: E402 - modules of docs/
+import site_pages  # noqa: E402
 
 import_commands()
 COMMANDS = dict(command_tree(typer.main.get_command(app)))
@@ -86,8 +88,9 @@ def added_modules(page: Path) -> set[str]:
 
 
 def command_lines(page: Path) -> Iterator[str]:
-    """The commands of code blocks, and of inline code."""
-    blocks = [line for block in code_blocks(page, "") for line in block.splitlines()]
+    """The commands of code blocks, also behind a prompt, and of inline code."""
+    texts = itertools.chain(code_blocks(page, ""), code_blocks(page, "text"))
+    blocks = [line.removeprefix("$ ").removeprefix(".venv/bin/") for block in texts for line in block.splitlines()]
     inline = re.findall(r"`([^`\n]+)`", FENCED.sub("", page.read_text()))
     return (line for line in (*blocks, *inline) if line.startswith("manyformer "))
 
@@ -225,14 +228,20 @@ def test_every_option_says_what_it_means(words: tuple[str, ...]) -> None:
             assert re.search(rf"`{parameter.opts[0]}`.* \| \S", section), parameter.name
 
 
-@pytest.mark.parametrize("module", site_pages.public_modules())
-def test_every_public_name_has_a_description(module: str) -> None:
-    """The pages of the API, which are built from the modules, so describe each."""
-    loaded = importlib.import_module(module)
-    public = {name: getattr(loaded, name) for name in getattr(loaded, "__all__", ())}
-    defined = {name: value for name, value in public.items() if inspect.isclass(value) or inspect.isfunction(value)}
-    assert [name for name, value in defined.items() if not inspect.getdoc(value)] == []
-    assert f"automodule:: {module}\n" in site_pages.api_pages()[f"api/{module}.rst"]
+def test_every_public_name_has_a_page_with_its_description() -> None:
+    pages = api_pages.api_pages(DOCS)
+    for module in api_pages.public_modules():
+        assert f".. automodule:: {module}\n" in pages[f"api/{module}.rst"]
+        for name, value in api_pages.exported_names(module).items():
+            assert not (inspect.isclass(value) or inspect.isroutine(value)) or inspect.getdoc(value), name
+            # under the first module that exports it
+            (place,) = re.findall(rf":doc:`{name} <(names/[^>]+)>`", pages[f"api/{module}.rst"])
+            assert re.search(r"^\.\. (auto\w+|py:data):: \S+\b" + name + "$", pages[f"api/{place}.rst"], re.M), place
+            assert f"<../{module}>" in pages[f"api/{place}.rst"], place
+    # file systems without upper case would have one file for two
+    assert len({page.lower() for page in pages}) == len(pages)
+    assert ":doc:`Generation and translation </generation>`" in pages["api/names/manyformer.generate.rst"]
+    assert "* - ``greedy``" in pages["api/names/manyformer.generate.rst"]
 
 
 def test_every_recipe_stands_on_a_page_of_its_mechanism() -> None:
@@ -259,21 +268,35 @@ def test_documented_choices_of_contracts_exist(page: Path) -> None:
 
 @pytest.mark.parametrize("page", WRITTEN, ids=page_id)
 def test_documented_code_names_what_exists(page: Path) -> None:
-    for block in code_blocks(page, "python"):
-        for node in ast.walk(ast.parse(block)):
+    """Modules, what is imported of them, and the keywords of what is called."""
+    imported: dict[str, Any] = {}
+    for block in itertools.chain(code_blocks(page, "python"), code_blocks(page, "{code-cell} python")):
+        tree = ast.parse(block)
+        for node in ast.walk(tree):
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("manyformer"):
                 if node.module in added_modules(page):
                     continue
                 module = importlib.import_module(node.module)
                 assert [alias.name for alias in node.names if not hasattr(module, alias.name)] == [], node.module
+                imported |= {alias.asname or alias.name: getattr(module, alias.name) for alias in node.names}
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "mf":
                 assert hasattr(mf, node.attr), f"mf.{node.attr}"
-            if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("mf."):
-                signature = inspect.signature(getattr(mf, ast.unparse(node.func).removeprefix("mf.")))
-                if any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values()):
-                    continue
-                keywords = {keyword.arg for keyword in node.keywords}
-                assert keywords <= set(signature.parameters), ast.unparse(node)
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            name = ast.unparse(call.func)
+            function = getattr(mf, name.removeprefix("mf."), None) if name.startswith("mf.") else imported.get(name)
+            if function is None or name in defined or not takes_named_keywords(function):
+                continue
+            keywords = {keyword.arg for keyword in call.keywords} - {None}
+            assert keywords <= set(inspect.signature(function).parameters), ast.unparse(call)
+
+
+def takes_named_keywords(function: Any) -> bool:
+    """Whether the signature says which keywords there are."""
+    if not (inspect.isfunction(function) or inspect.isclass(function)):
+        return False
+    parameters = inspect.signature(function).parameters.values()
+    return all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +308,18 @@ def test_the_code_of_the_page_on_python_runs(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(lengths, "PROBE_LENGTH", 64)
     exec("\n".join(code_blocks(ROOT / "docs/python.md", "python")), {})
     assert (tmp_path / "saved/model.safetensors").is_file()
+
+
+EXECUTED = ("own-models",)
+"""The pages of `how-to` whose code runs as it stands, in one go."""
+
+
+@pytest.mark.parametrize("name", EXECUTED)
+def test_the_code_of_a_how_to_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    code = list(code_blocks(DOCS / "how-to" / f"{name}.md", "python"))
+    assert code
+    exec("\n".join(code), {"__name__": "__main__"})
 
 
 def test_the_recipe_of_the_readme_is_what_it_says(tmp_path: Path) -> None:

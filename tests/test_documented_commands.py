@@ -26,6 +26,7 @@ READ_ALONE = {
     r"\bdevices=": "several devices",
     r"init_from=runs/softmax|--datastore|runs/(memory-8k|lm-stdlib-64|six-heads)|^datastore ": "an earlier step",
     r"--serve": "serves until it is stopped",
+    r"--lines": "a pipe",
     r"--calibrate|^compare suite/full .*lstm-lm": "measures for minutes",
     r"runs/(audio|answer|modalities|graphs)-|images-(pixels|classes|super)": "archives, as in tests/models/tasks",
     r"\bsuite\.yaml|^advise ": "a suite of the reader, or its results",
@@ -49,7 +50,7 @@ MEASURED = "bench"
 
 def words_of(line: str) -> list[str]:
     # two spaces begin an explanation
-    return shlex.split(re.split(r"\s{2,}|\s[|>]\s", line)[0])[1:]
+    return shlex.split(re.split(r"\s{2,}|\s[|<>]\s", line)[0])[1:]
 
 
 def command_name(words: list[str]) -> tuple[str, ...]:

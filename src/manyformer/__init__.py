@@ -1,7 +1,8 @@
 """The entire Transformer family in one library and command line.
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
-`mf.train(...)`, `mf.generate(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.view(model, text)`,
+`mf.train(...)`, `mf.evaluate(run)`, `mf.compare(cases)`, `mf.generate(model, prompts)`, `mf.check(model)`,
+`mf.explain(model, tokens)`, `mf.view(model, text)`,
 `mf.draw(mask, length)`, `mf.knn_lm(model, mf.Datastore(folder))`.
 Importing the package does not load torch; the first use of a name does.
 """
@@ -13,6 +14,7 @@ from manyformer.base.earlier_paths import install as _install_earlier_paths
 from manyformer.base.lazy_names import offer_names as _offer_names
 
 if TYPE_CHECKING:
+    from manyformer.analysis.comparisons import compare
     from manyformer.analysis.contracts.data_check import check_data
     from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.figures import draw
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from manyformer.conversion.surgery.head_sharing import collaborate
     from manyformer.conversion.surgery.recipe_conversions import memorize
     from manyformer.inference.datastore import Datastore, knn_lm
+    from manyformer.inference.evaluate import evaluate
     from manyformer.inference.generate import generate
     from manyformer.models.with_early_exit import early_exit
     from manyformer.training import train
@@ -37,9 +40,11 @@ _MODULES = {
     "check_data": "manyformer.analysis.contracts.data_check",
     "check_scorer": "manyformer.analysis.contracts.scorers",
     "collaborate": "manyformer.conversion.surgery.head_sharing",
+    "compare": "manyformer.analysis.comparisons",
     "convert": "manyformer.conversion.surgery",
     "draw": "manyformer.analysis.figures",
     "early_exit": "manyformer.models.with_early_exit",
+    "evaluate": "manyformer.inference.evaluate",
     "explain": "manyformer.conversion",
     "generate": "manyformer.inference.generate",
     "knn_lm": "manyformer.inference.datastore",
@@ -60,9 +65,11 @@ __all__ = [
     "check_data",
     "check_scorer",
     "collaborate",
+    "compare",
     "convert",
     "draw",
     "early_exit",
+    "evaluate",
     "explain",
     "generate",
     "knn_lm",

@@ -94,6 +94,12 @@ def plugin_records() -> list[PluginRecord]:
     return [PluginRecord(name, _version(name), module.__file__ or "") for name, module in _imported.items()]
 
 
+def imported_file(name: str) -> ModuleType | None:
+    """The imported plug-in that a path names, None if none does."""
+    file = Path(name).resolve()
+    return next((module for module in _imported.values() if Path(module.__file__ or "").resolve() == file), None)
+
+
 def is_external(module: str) -> bool:
     """Whether a module, by its dotted name, belongs to another package."""
     return module.partition(".")[0] != __name__.partition(".")[0]

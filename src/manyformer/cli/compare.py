@@ -21,7 +21,7 @@ from manyformer.cli.console import (
     print_result,
     status_line,
 )
-from manyformer.cli.options import JsonOption, complete_comparisons, split_arguments, split_commas
+from manyformer.cli.options import AllOption, JsonOption, complete_comparisons, split_arguments, split_commas
 
 if TYPE_CHECKING:
     from manyformer.analysis.comparisons import ComparisonResult
@@ -72,6 +72,7 @@ def compare(
     ] = False,
     show: Annotated[bool, Option("--show", help="Print the comparison's file and stop.")] = False,
     fresh: Annotated[bool, Option("--fresh", help="Start over; the earlier comparison is moved aside.")] = False,
+    show_all: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Train and score the cases of a comparison in the same way, and show one table and one picture.
@@ -93,7 +94,7 @@ def compare(
 
     target, overrides = split_arguments(arguments or [])
     if target is None and not overrides:
-        print_output(_shipped(), as_json=as_json)
+        print_output(_shipped(show_all=show_all), as_json=as_json)
         return
     if show:
         from manyformer.config.load_comparison import find_comparison
@@ -142,13 +143,17 @@ def compare(
         raise UserError(f"{count}, as the notes say; the same command repeats what failed and keeps the rest")
 
 
-def _shipped() -> Output:
+def _shipped(*, show_all: bool) -> Output:
     from manyformer.config import run_description, shipped_comparisons
+    from manyformer.config.shipped import first_sentence
 
     comparisons = {name: run_description(path) for name, path in shipped_comparisons().items()}
     value = [{"name": name, "about": about} for name, about in comparisons.items()]
-    advice = "`manyformer compare NAME` runs one; with --dry-run it prints the plan."
-    return Output(value, [PageTable(("comparison", "about"), comparisons.items()), "", advice])
+    if not show_all:
+        comparisons = {name: first_sentence(about) for name, about in comparisons.items()}
+    advice = "`manyformer compare NAME` runs one, --dry-run prints its plan, --all says more."
+    table = PageTable(("comparison", "about"), comparisons.items(), cut=not show_all)
+    return Output(value, [table, "", advice])
 
 
 def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Comparison | Suite":

@@ -5,7 +5,9 @@ Names and texts of files may hold control characters, which are escaped wherever
 
 import dataclasses
 import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,13 +31,15 @@ VISIBLE_WHITESPACE = str.maketrans("\n\t", "⏎⇥")
 class PageTable(NamedTuple):
     """A table, fitted to a terminal, or to `width` characters if the output is not a terminal.
 
-    By default each row is then one full line. The columns `right` (counted from 0) are right-aligned.
+    By default each row is then one full line. The columns `right` (counted from 0) are right-aligned. With `cut` the
+    last column is cut on a terminal, so that each row is one line there as well.
     """
 
     headers: Sequence[str]
     rows: Iterable[Sequence[Any]]
     right: Iterable[int] = ()
     width: int = UNCUT
+    cut: bool = False
 
 
 class Heading(NamedTuple):
@@ -84,7 +88,7 @@ def print_page(page: Iterable[Block]) -> None:
     for block in page:
         match block:
             case str():
-                print_result(block)
+                print_result(*(fit_line(line, sys.stdout) for line in block.split("\n")))
             case PageTable():
                 print_table(block)
             case Heading():
@@ -96,6 +100,20 @@ def print_page(page: Iterable[Block]) -> None:
 def print_result(*lines: str) -> None:
     """Print lines of the result to stdout."""
     print(*map(printable, lines), sep="\n")
+
+
+def fit_line(line: str, stream: TextIO) -> str:
+    """A line of prose, wrapped between words where `stream` is a terminal; a pipe gets it whole.
+
+    Commands stay one line, so that they can be pasted, and so does what is indented, such as code."""
+    if line.startswith(("manyformer ", " ")) or not stream.isatty():
+        return line
+    width = shutil.get_terminal_size().columns
+    if len(line) <= width:
+        return line
+    return textwrap.fill(
+        line, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+    )
 
 
 def print_text(text: str, *, end: str = "\n", file: TextIO | None = None) -> None:
@@ -121,7 +139,7 @@ def print_error(text: str, *, mark: str = "error: ") -> None:
 
 def _print_to_stderr(line: str) -> None:
     try:
-        print(line, file=sys.stderr)
+        print(fit_line(line, sys.stderr), file=sys.stderr)
     except OSError:
         # nobody reads it, or its disk is full: no reason to lose the result
         discard(sys.stderr)
@@ -168,22 +186,59 @@ def print_table(table: PageTable) -> None:
     from rich.text import Text
 
     numbers = set(table.right)
-    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(table.headers))
-    for index, header in enumerate(table.headers):
-        drawn.add_column(printable(header), justify="right" if index in numbers else "left", overflow="fold")
-    for row in table.rows:
-        # Text, because rich would parse brackets in a cell as markup
-        drawn.add_row(*(Text(printable(str(cell).translate(VISIBLE_WHITESPACE))) for cell in row))
+    headers = [printable(header) for header in table.headers]
+    rows = [[printable(str(cell).translate(VISIBLE_WHITESPACE)) for cell in row] for row in table.rows]
     # a pipe has no width: rows stay whole for `grep` and `cut`
-    console = Console(width=None if sys.stdout.isatty() else table.width)
-    # names stay whole where they leave half of the width to the other columns
-    names = max((len(str(cell)) for cell in drawn.columns[0].cells), default=0)
-    drawn.columns[0].min_width = min(names, console.width // 2)
+    is_terminal = sys.stdout.isatty()
+    console = Console(width=None if is_terminal else table.width)
+    cuts = table.cut and is_terminal
+    widths = _column_widths([headers, *rows], console.width, cut=cuts)
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, show_header=any(headers))
+    for index, (header, width) in enumerate(zip(headers, widths, strict=True)):
+        is_cut = cuts and index == len(headers) - 1
+        drawn.add_column(
+            header,
+            justify="right" if index in numbers else "left",
+            overflow="ellipsis" if is_cut else "fold",
+            no_wrap=is_cut,
+            width=width,
+        )
+    for row in rows:
+        # Text, because rich would parse brackets in a cell as markup
+        drawn.add_row(*map(Text, row))
     with console.capture() as captured:
         console.print(drawn)
     for line in captured.get().splitlines():
         # cells are padded to the width of their column, also the last ones
         print(line.rstrip())
+
+
+COLUMN_GAP = 3
+MIN_CUT_WIDTH = 16
+"""The least width of a column that is cut."""
+
+
+def _column_widths(rows: Sequence[Sequence[str]], width: int, *, cut: bool) -> list[int]:
+    """The widths of the columns within `width`: wide ones are made narrower, no narrower than their longest word.
+
+    With `cut` the last column is narrowed first."""
+    from rich.cells import cell_len
+
+    columns = list(zip(*rows, strict=True))
+    widths = [max(1, *(cell_len(cell) for cell in column)) for column in columns]
+    words = [max([1, *(cell_len(word) for cell in column for word in cell.split())]) for column in columns]
+    available = width - COLUMN_GAP * (len(columns) - 1)
+    if cut:
+        words[-1] = min(widths[-1], MIN_CUT_WIDTH)
+        widths[-1] = max(words[-1], min(widths[-1], available - sum(widths[:-1])))
+    # first between words, then within them: nothing may be lost at the edge
+    for least in (words, [1] * len(columns)):
+        while sum(widths) > available:
+            shrinkable = [index for index, size in enumerate(widths) if size > least[index]]
+            if not shrinkable:
+                break
+            widths[max(shrinkable, key=lambda index: widths[index])] -= 1
+    return widths
 
 
 def print_heading(text: str) -> None:

@@ -78,6 +78,7 @@ RunFolderArgument = Annotated[str, Argument(help="The folder of a run.", autocom
 KeywordsArgument = Annotated[
     list[str] | None, Argument(metavar="[KEY=VALUE]...", help="Keywords of the recipe, such as depth=4.")
 ]
+AllOption = Annotated[bool, Option("--all", help="Print all details instead of a screen.")]
 AnswerOption = Annotated[str | None, Option(help="The target of an encoder-decoder; its own translation unless given.")]
 BatchOption = Annotated[int, Option(min=1, help="Batch size of generation; does not change results.")]
 CalibrationOption = Annotated[

@@ -10,7 +10,7 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.atomic_files import atomic_copy
 from manyformer.cli.app import TRAIN, app, command, examples_epilog
 from manyformer.cli.console import Output, PageTable, print_json, print_output, print_result
-from manyformer.cli.options import complete_shipped_runs
+from manyformer.cli.options import AllOption, complete_shipped_runs
 
 runs = typer.Typer(rich_markup_mode="rich", help="List, show and copy the run files shipped with the package.")
 app.add_typer(
@@ -29,22 +29,27 @@ Name = Annotated[
 
 
 @runs.callback(invoke_without_command=True)
-def _default(context: typer.Context) -> None:
+def _default(context: typer.Context, *, show_all: AllOption = False) -> None:
     if context.invoked_subcommand is None:
-        print_output(list_runs(), as_json=False)
+        print_output(list_runs(show_all=show_all), as_json=False)
 
 
 @command(None, "manyformer runs list --json", name="list", group=runs)
-def list_runs() -> Output:
-    """List the shipped runs: name, recipe and description."""
+def list_runs(*, show_all: AllOption = False) -> Output:
+    """List the shipped runs with the first sentence of their descriptions; --all adds the recipe and the rest."""
     from manyformer.config import run_description, shipped_runs
+    from manyformer.config.shipped import first_sentence
 
     shipped = [
         {"name": name, "recipe": _recipe(path), "about": run_description(path), "path": path}
         for name, path in shipped_runs().items()
     ]
-    table = PageTable(("run", "recipe", "about"), [list(run.values())[:3] for run in shipped])
-    advice = "`manyformer train NAME` starts one, `manyformer runs copy NAME` copies it for changes."
+    if show_all:
+        table = PageTable(("run", "recipe", "about"), [(run["name"], run["recipe"], run["about"]) for run in shipped])
+    else:
+        rows = [(run["name"], first_sentence(str(run["about"]))) for run in shipped]
+        table = PageTable(("run", "about"), rows, cut=True)
+    advice = "`manyformer train NAME` starts one, `runs copy NAME` copies it, --all says more."
     return Output(shipped, [table, "", advice])
 
 

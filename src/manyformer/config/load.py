@@ -350,7 +350,8 @@ def _resolve_target(target: str | Path, recipes: RecipeLookup) -> RunTarget:
         raise UserErrors(
             [f"there is no run file, shipped run or recipe '{name}'{suggestion}" if suggestion else problem]
         )
-    return RunTarget(name, [SettingLayer({"recipe": name})], [])
+    # a class in a file, whose run has a folder without the colon
+    return RunTarget(name.replace(".py:", "-"), [SettingLayer({"recipe": name})], [])
 
 
 def _suggestion(text: str) -> str:

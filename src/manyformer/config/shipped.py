@@ -1,5 +1,6 @@
 """The run files and comparisons that come with the package."""
 
+import re
 from pathlib import Path
 
 FOLDER = Path(__file__).parent / "experiments"
@@ -41,3 +42,8 @@ def run_description(path: Path) -> str:
             break
         comment.append(line.lstrip("#").strip())
     return " ".join(filter(None, comment))
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a description, without a colon at its end."""
+    return re.split(r"(?<=[.?:])\s+(?=[A-Z`\"])", text, maxsplit=1)[0].rstrip(":")

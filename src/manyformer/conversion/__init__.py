@@ -89,7 +89,8 @@ def explain(model: nn.Module, *inputs: Any) -> dict[str, str]:
     """For each kernel of `model` by name, which path computes it for these inputs and why.
 
     Printed, it says which file and which path compute each layer in training, for a prompt (prefill) and for one more
-    token (step); `.layers` has the same as records. Without inputs, the layers that `generate` decodes by `forward`
+    token (step); `.layers` has the same as records, and `.stream` the names of the modules whose output is the residual
+    stream, for hooks. Without inputs, the layers that `generate` decodes by `forward`
     because they have no faster one-token step."""
     if not inputs and isinstance(model, GenerativeModel):
         return dict.fromkeys(model.layers_without_step(), "decodes by forward: it has no one-token step")

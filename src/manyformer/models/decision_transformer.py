@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from manyformer.nn.core import (
     no_watch,
 )
 from manyformer.nn.runtime.dropout import Dropout
+from manyformer.nn.runtime.torch_internals import is_traced
 
 Actions = Int[Tensor, "b l"] | Float[Tensor, "b l a"]
 """Discrete actions, -1 for none, or vectors of continuous ones in the units of the environment."""
@@ -187,9 +187,9 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         """Actions as they are embedded: continuous ones from -1 to 1, discrete ones as one-hot vectors, none as 0."""
         if isinstance(self.head, BoundedActionHead):
             return self.head.normalize(actions)
-        # no action is -1, which has no one-hot vector: it becomes action 0 and is zeroed afterwards
-        one_hot = F.one_hot(actions.clamp(min=0), self.embed.actions).to(self.embed.mean)
-        return one_hot * (actions >= 0)[..., None]
+        # no action is -1, which is none of the numbers
+        numbers = torch.arange(self.embed.actions, device=actions.device)
+        return (actions[..., None] == numbers).to(self.embed.mean)
 
     @property
     def has_bounded_actions(self) -> bool:
@@ -253,7 +253,7 @@ class DecisionTransformer(Model[TrajectoryBatch]):
         if has_vectors and steps.actions.shape[-1] != self.embed.actions:
             raise UserError(f"an action has {steps.actions.shape[-1]} numbers, and this model has {self.embed.actions}")
         # other devices than a CPU would have to wait for the answer
-        if has_vectors or steps.actions.device.type != "cpu" or torch.compiler.is_compiling():
+        if has_vectors or steps.actions.device.type != "cpu" or is_traced():
             return
         if steps.actions.numel() and (largest := int(steps.actions.max())) >= self.embed.actions:
             raise UserError(f"the action {largest} occurs, and those of this model are 0 to {self.embed.actions - 1}")

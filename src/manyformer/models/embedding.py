@@ -262,17 +262,9 @@ class TokenEmbedding(SourceEmbedding):
         self.token = nn.Embedding(tables * vocab, dim)
         nn.init.normal_(self.token.weight, std=1 / math.sqrt(dim) if std is None else std)
 
-    def forward(self, tokens: Int[Tensor, "b l"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
-        if self.tables > 1:
-            check_token_range(tokens, self.vocab)
-            # the tables lie one below the other in one matrix
-            tokens = tokens + (positions.position_ids - 1) % self.tables * self.vocab
-        try:
-            x = self.token(tokens)
-        except IndexError:
-            # looked for only now: one token takes little more time than a check
-            raise_token_error(tokens, self.vocab)
-            raise
+    def forward(self, tokens: Shaped[Tensor, "b l *d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
+        """The vectors of tokens at their positions; vectors (b, l, d) in place of ids are those of the tokens alone."""
+        x = tokens if tokens.is_floating_point() else self._look_up(tokens, positions)
         if self.scale != 1.0:
             x = x * self.scale
         x = self.position.embed(x, positions)
@@ -282,6 +274,19 @@ class TokenEmbedding(SourceEmbedding):
         # one token takes little more time than the call of a module
         dropped: Tensor = self.dropout(x) if self.training else x
         return dropped
+
+    def _look_up(self, tokens: Int[Tensor, "b l"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
+        if self.tables > 1:
+            check_token_range(tokens, self.vocab)
+            # the tables lie one below the other in one matrix
+            tokens = tokens + (positions.position_ids - 1) % self.tables * self.vocab
+        try:
+            x: Tensor = self.token(tokens)
+        except IndexError:
+            # looked for only now: one token takes little more time than a check
+            raise_token_error(tokens, self.vocab)
+            raise
+        return x
 
     @property
     def max_length(self) -> int | None:

@@ -5,13 +5,14 @@ from typing import final
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
 from manyformer.base.errors import UserError
 from manyformer.models.embedding import TokenEmbedding, positions_of
 from manyformer.models.head import BatchLoss, BatchScore, ClassHead, apply_head, count_targets
 from manyformer.models.model import B, Model, ModelOutput, max_length_of
+from manyformer.models.transformers_call import ENCODER
 from manyformer.nn.attention.global_summaries import PartSummaries, SummaryPrefixedLayer, SummaryTokens
 from manyformer.nn.batches import IGNORE_INDEX, AnswerSpanBatch, ClassificationBatch, TaggingBatch
 from manyformer.nn.batches.batch import SegmentLayout
@@ -38,6 +39,8 @@ EncoderBatch = AnswerSpanBatch | ClassificationBatch
 
 class EncoderModel(Model[B]):
     """An embedding, a bidirectional layer and a head; subclasses define what the head predicts."""
+
+    call_form = ENCODER
 
     def __init__(self, embed: TokenEmbedding, body: Layer, head: ClassHead) -> None:
         super().__init__()
@@ -108,7 +111,7 @@ class EncoderModel(Model[B]):
         parts = batch.parts if self.uses_parts else None
         return self._token_positions(batch.tokens, batch.segments, roles=roles, parts=parts, layout=batch.layout)
 
-    def _encode(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
+    def _encode(self, tokens: Shaped[Tensor, "b l *d"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         return apply_layer(self.body, self.embed(tokens, positions), Context(positions, watch=watch))
 
 
@@ -125,11 +128,13 @@ class TextEncoderModel(EncoderModel[B]):
         parts: Int[Tensor, "b l"] | None = None,
         *,
         watch: WatchFn = no_watch,
+        inputs_embeds: Float[Tensor, "b l d"] | None = None,
     ) -> ModelOutput:
-        hidden = self._hidden(tokens, self._token_positions(tokens, segments, roles=roles, parts=parts), watch)
+        positions = self._token_positions(tokens, segments, roles=roles, parts=parts)
+        hidden = self._hidden(tokens if inputs_embeds is None else inputs_embeds, positions, watch)
         return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
-    def _hidden(self, tokens: Int[Tensor, "b l"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
+    def _hidden(self, tokens: Shaped[Tensor, "b l *d"], positions: TokenPositions, watch: WatchFn) -> LayerOutput:
         """What the head reads: by default a vector for each token."""
         return self._encode(tokens, positions, watch)
 
@@ -187,8 +192,10 @@ class Tagger(EncoderModel[TaggingBatch]):
         trees: Int[Tensor, "b l 3"] | None = None,
         *,
         watch: WatchFn = no_watch,
+        inputs_embeds: Float[Tensor, "b l d"] | None = None,
     ) -> ModelOutput:
-        hidden = self._encode(tokens, self._token_positions(tokens, segments, trees=trees), watch)
+        positions = self._token_positions(tokens, segments, trees=trees)
+        hidden = self._encode(tokens if inputs_embeds is None else inputs_embeds, positions, watch)
         return ModelOutput(apply_head(self.head, hidden.y), None, hidden.loss)
 
     def head_inputs(self, batch: TaggingBatch, state: State) -> tuple[LayerOutput, Tensor]:

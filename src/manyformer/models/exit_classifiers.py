@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.models.head import BatchLoss, BatchScore, OutputHead
 from manyformer.nn.depth.exit_rules import split_exit_layer
+from manyformer.nn.runtime.handwritten_gradient import hides_values
 from manyformer.nn.runtime.training_hooks import OptionalOnLoad, WrapsLoadedModule
 
 
@@ -35,6 +36,12 @@ class ExitClassifiers(OutputHead, WrapsLoadedModule):
         if not len(self.per_layer):
             shared_logits: Tensor = self.shared(y)
             return shared_logits
+        if hides_values():
+            # how many tokens exit at a layer is not known: all classifiers see all of them
+            of_all = torch.stack([head(y) for head in self._heads()], -2)
+            places = (depth.long() - 1)[..., None, None].expand(*depth.shape, 1, of_all.shape[-1])
+            chosen: Tensor = of_all.gather(-2, places)
+            return chosen[..., 0, :]
         order, groups = self._group_by_layer(y.flatten(0, -2), depth.flatten())
         logits = torch.cat([head(part) for head, part in groups])
         return logits[order.argsort()].view(*y.shape[:-1], -1)

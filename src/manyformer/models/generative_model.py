@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, final
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.base.errors import UserError
@@ -23,6 +23,7 @@ from manyformer.models.exit_classifiers import ExitClassifiers
 from manyformer.models.head import BatchLoss, OutputHead, apply_head
 from manyformer.models.model import B, Model, ModelOutput, max_length_of
 from manyformer.models.static_step import StaticStepFn, static_token_step
+from manyformer.models.transformers_call import CAUSAL, WrapperConfig
 from manyformer.nn.attention.kv_cache.static_cache import NotStaticError
 from manyformer.nn.batches import NO_NEIGHBOUR, CausalLMBatch, ignore_all
 from manyformer.nn.batches.batch import SegmentLayout
@@ -170,6 +171,7 @@ class GenerativeModel(Model[B]):
         watch: WatchFn = no_watch,
         *,
         layout: SegmentLayout = None,
+        inputs_embeds: Float[Tensor, "b l d"] | None = None,
     ) -> LayerOutput:
         """The hidden states before the head (b, l, d), with the next state and auxiliary losses."""
         embed = self.decoder_embed
@@ -181,7 +183,7 @@ class GenerativeModel(Model[B]):
             tokens = tokens[:, begin:end]
             positions = positions.columns(begin, end)
         ctx = Context(positions, memory, watch)
-        x = embed(tokens, positions)
+        x = embed(tokens if inputs_embeds is None else inputs_embeds, positions)
         y, body, loss = apply_layer(stack, x, ctx, state and state.body)
         return LayerOutput(y, None if tail is None else ModelState(body, tail), loss)
 
@@ -197,6 +199,7 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
     a `LayeredStack`; ValueError otherwise."""
 
     divides_columns = True
+    call_form = CAUSAL
 
     def __init__(
         self, embed: TokenEmbedding, body: Layer, head: OutputHead, *, auxiliary: AuxiliaryLoss | None = None
@@ -215,8 +218,10 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
         *,
         neighbours: Int[Tensor, "b l k"] | None = None,
         watch: WatchFn = no_watch,
+        inputs_embeds: Float[Tensor, "b l d"] | None = None,
     ) -> ModelOutput:
-        hidden, state, loss = self.hidden(tokens, segments, state, neighbours=neighbours, watch=watch)
+        memory = self._embed_neighbours(neighbours)
+        hidden, state, loss = self._run_decoder(tokens, segments, memory, state, watch, inputs_embeds=inputs_embeds)
         return ModelOutput(apply_head(self.head, hidden), state, loss)
 
     def last_logits(
@@ -246,6 +251,15 @@ class LanguageModel(GenerativeModel[CausalLMBatch]):
 
     def with_decoder(self, stack: Layer, head: OutputHead, auxiliary: AuxiliaryLoss | None) -> "LanguageModel":
         return type(self)(self.embed, stack, head, auxiliary=auxiliary)
+
+    @property
+    def config(self) -> WrapperConfig:
+        """What wrappers such as peft ask a model that generates."""
+        return WrapperConfig(self.vocab)
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **options: Any) -> dict[str, Any]:
+        """The keywords of the next call, by which wrappers such as peft know a model that generates."""
+        return {"input_ids": input_ids, **options}
 
     def forward_token(self, tokens: Tensor, state: State, memory: MemorySequence | None) -> tuple[Tensor, State]:
         logits, next_state, _ = self(tokens, None, state)

@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from manyformer.base.errors import UserError
 from manyformer.models.embedding import positions_of
 from manyformer.nn.core import PADDING_SEGMENT, Context, GraphEdges
+from manyformer.nn.runtime.device_reads import is_readable, reads_are_free
 from manyformer.nn.runtime.devices import float64_device
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.nn.runtime.torch_internals import weight_dtype
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.torch_internals import is_traced, weight_dtype
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 NO_EDGE = -1
@@ -59,6 +61,11 @@ def sort_edges(
         else:
             edge_features = edge_features.index_select(0, chosen)
     elif not edges.is_meta:
+        if not reads_are_free(edges) and is_traced():
+            raise UserError(
+                "the number of edges of a graph is data, which vmap, fake tensors and traced graphs do not know: "
+                "compute graphs one after another, with their numbers"
+            )
         valid = edges[..., 0].flatten() != NO_EDGE
         if self_loops:
             valid &= numbered[:, 0] != numbered[:, 1]
@@ -82,7 +89,7 @@ def sort_edges(
 
 def check_edges(edges: Int[Tensor, "b m 2"], segments: Int[Tensor, "b l"]) -> None:
     """Raise UserError for an edge of a node that is not there, or between two graphs; on a CPU alone."""
-    if edges.device.type != "cpu" or not edges.numel():
+    if not is_readable(edges) or not edges.numel():
         return
     length = segments.shape[1]
     missing = (edges < NO_EDGE) | (edges >= length) | ((edges == NO_EDGE) != (edges == NO_EDGE).flip(-1))
@@ -141,7 +148,7 @@ class FeatureEmbedding(nn.Module):
 
 def check_columns(columns: Int[Tensor, "b l k"], features: int) -> None:
     """Raise UserError for a column that is none of the features; on other devices than a CPU torch itself does."""
-    if columns.device.type != "cpu" or not columns.numel():
+    if not is_readable(columns) or not columns.numel():
         return
     lowest = int(columns.min())
     highest = int(columns.max())
@@ -255,12 +262,14 @@ def sparse_product(
     values: Float[Tensor, "n k"], columns: Int[Tensor, "n k"], weight: Float[Tensor, "f d"]
 ) -> Float[Tensor, "n d"]:
     """y_i = sum_k values_ik weight[columns_ik], without a gradient of the values."""
-    y: Tensor = _SparseProduct.apply(values.detach(), columns, weight)  # type: ignore[no-untyped-call]
+    y: Tensor = _SparseProduct.apply(values.detach(), columns, weight)
     return y
 
 
-class _SparseProduct(torch.autograd.Function):
+class _SparseProduct(HandwrittenGradient):
     """torch's own gradient of `embedding_bag` sorts the columns anew in each step."""
+
+    has_second_derivative = True
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
@@ -276,6 +285,11 @@ class _SparseProduct(torch.autograd.Function):
         messages = gradient.index_select(0, rows).mul_(values[rows, slots][:, None])
         weight_gradient = gradient.new_zeros(ctx.features, gradient.shape[1])
         return None, None, weight_gradient.index_add_(0, columns[rows, slots], messages)
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        values, columns, weight = arguments
+        return (values[..., None] * F.embedding(columns, weight)).sum(1)
 
 
 def graph_distances(edges: GraphEdges, length: int, max_distance: int) -> Int[Tensor, "nodes l"]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from manyformer.models.embedding import EmbeddedSource, SourceEmbedding
 from manyformer.models.head import ClassHead, apply_head
 from manyformer.models.model import Model, ModelOutput
+from manyformer.models.transformers_call import LABELS_ALONE
 from manyformer.nn.batches import ImageClassificationBatch
 from manyformer.nn.batches.batch import SegmentLayout
 from manyformer.nn.core import (
@@ -47,8 +48,8 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
 
     `leading` learned tokens precede them: one is the paper's class token. They have positions too. Bytes from 0 to 255
     are mapped to -1 to 1, or normalized by the mean and the deviation of ImageNet; images of floating point numbers are
-    used as they are. Raises ValueError if patches do not divide the image, for images of another size, and for
-    ImageNet's mean where there are not three channels.
+    used as they are, in the model's precision. Raises ValueError if patches do not divide the image, for images of
+    another size, and for ImageNet's mean where there are not three channels.
     """
 
     undecayed = ("leading",)
@@ -117,9 +118,9 @@ class PatchEmbedding(SourceEmbedding, UndecayedParameters):
         return f"{self.tokens} tokens of images {self.shape}, patch={self.patch}"
 
     def _scaled(self, images: Tensor) -> Tensor:
-        if images.is_floating_point():
-            return images
         pixels = images.to(weight_dtype(self.project))
+        if images.is_floating_point():
+            return pixels
         if self.pixel_scaling == "symmetric":
             # one product and one sum in place of the general form below
             return pixels * (2 / MAX_PIXEL_VALUE) - 1
@@ -152,6 +153,8 @@ class ImageClassifier(Model[ImageClassificationBatch]):
 
     Images are bytes from 0 to 255, or floating point numbers that are used as they are.
     """
+
+    call_form = LABELS_ALONE
 
     def __init__(self, embed: PatchEmbedding, body: Layer, head: ClassHead, *, pool: Pooling) -> None:
         super().__init__()

@@ -10,9 +10,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from manyformer.models.embedding import SourceEmbedding
 from manyformer.models.generative_model import GenerativeModel
 from manyformer.nn.core import Layer
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
+from manyformer.nn.residual import Residual
 
 PACKAGE = Path(__file__).parents[1]
 NAMES_SHOWN = 2
@@ -37,11 +39,15 @@ class LayerPath(NamedTuple):
 class Explanation(dict[str, str]):
     """For each kernel by name, which path computes it for the inputs and why; printed, the paths of all layers.
 
-    `undecoded` says why a model that generates cannot continue these inputs; "" for all others."""
+    `undecoded` says why a model that generates cannot continue these inputs; "" for all others. `stream` names the
+    modules whose output is the residual stream, in their order: hooks on them read and edit it."""
 
-    def __init__(self, kernels: dict[str, str], layers: Sequence[LayerPath], undecoded: str = "") -> None:
+    def __init__(
+        self, kernels: dict[str, str], layers: Sequence[LayerPath], undecoded: str = "", stream: Sequence[str] = ()
+    ) -> None:
         super().__init__(kernels)
         self.layers = tuple(layers)
+        self.stream = tuple(stream)
         self.undecoded = undecoded
 
     def __str__(self) -> str:
@@ -80,7 +86,8 @@ def explain_paths(model: nn.Module, inputs: Sequence[Any]) -> Explanation:
         with torch.no_grad():
             kernels = _kernel_paths(model, lambda: model(*inputs))
         paths = _phase_paths(model, inputs)
-        return Explanation(kernels, list(_layer_paths(model, paths)), paths.undecoded)
+        stream = [name for name, module in model.named_modules() if isinstance(module, Residual | SourceEmbedding)]
+        return Explanation(kernels, list(_layer_paths(model, paths)), paths.undecoded, stream)
 
 
 def _layer_paths(model: nn.Module, paths: _PhasePaths) -> Iterator[LayerPath]:

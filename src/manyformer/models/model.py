@@ -4,7 +4,7 @@ import functools
 import hashlib
 import threading
 from abc import ABC
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Generic, NamedTuple, final
@@ -26,6 +26,7 @@ from manyformer.models.model_files import (
     replacement_folder,
     write_parts,
 )
+from manyformer.models.transformers_call import KEYWORDS, NO_KEYWORDS, TheirKeywords, call_as_transformers
 from manyformer.nn.batches import Batch, to_device
 from manyformer.nn.core import LayerOutput, State, tree_map
 from manyformer.nn.runtime.torch_internals import has_autocast
@@ -35,7 +36,7 @@ B = TypeVar("B", bound=Batch, default=Any)
 
 
 class ModelOutput(NamedTuple):
-    """The result of a model's `forward`; `loss` holds auxiliary losses only, never the loss of the task."""
+    """The result of a model's `forward`; `loss` holds auxiliary losses only, with `labels=` that of the task too."""
 
     logits: Float[Tensor, "b l v"]
     state: State = None
@@ -50,7 +51,17 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
         # no tensor counts its targets
         if inputs and hasattr(inputs[0], "target_count"):
             return self.loss_or_score(*inputs, **options)
-        return forward(self, *inputs, **options)
+        if options and self.call_form is not None and any(name in KEYWORDS for name in options):
+            return call_as_transformers(self, forward, self.call_form, inputs, options)
+        output = forward(self, *inputs, **options)
+        if torch.jit.is_tracing():
+            # what it records are tensors alone: no state, and no auxiliary loss that is a number
+            return tuple(part for part in output if isinstance(part, Tensor))
+        if torch.compiler.is_exporting():
+            # graphs of other engines have no outputs that are numbers of Python
+            tensors = (part if not isinstance(part, float) else output.logits.new_full((), part) for part in output)
+            return type(output)(*tensors)
+        return output
 
     return forward_of_either
 
@@ -61,6 +72,9 @@ class Model(nn.Module, ABC, Generic[B]):
     A subclass defines `forward` for its inputs, and `head_inputs` for the loss and the score of its `head`, or `loss`
     and `score` themselves. Given a batch in place of inputs, `model(batch)` is its loss in training and its score in
     evaluation: one call in each training step, which forward hooks, `torch.compile(model)` and wrappers therefore see.
+
+    Models of texts also take keywords of Hugging Face's models (`call_form`): `attention_mask` in place of segments,
+    `inputs_embeds` in place of tokens, and `labels`, with which the output has the loss.
     """
 
     spec: ModelSpec
@@ -71,6 +85,8 @@ class Model(nn.Module, ABC, Generic[B]):
     """Whether several processes may divide the columns of its rows."""
     column_span: Callable[[int], tuple[int, int]] | None = None
     """The first column, and the one after the last, that this process computes of rows of a length; None for all."""
+    call_form: ClassVar[TheirKeywords | None] = NO_KEYWORDS
+    """What `forward` takes of the keywords of Hugging Face's models; None for one that gets them as they are."""
     allows_autocast: ClassVar[bool] = True
     """Whether a run may compute forward passes in a narrower dtype."""
     tokenizer: Any = None
@@ -160,6 +176,32 @@ class Model(nn.Module, ABC, Generic[B]):
         """Raise ValueError if a sequence of `length` tokens is longer than the model allows."""
         check_length(length, self.max_length)
 
+    def named_modules(
+        self,
+        memo: set[nn.Module] | None = None,
+        prefix: str = "",
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - the signature is torch's
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """All modules by name, a module with several places once in any case.
+
+        `torch.func.functional_call` asks for the others, too: it would exchange their weights once for each place, and
+        could not put them back. Several names of one weight in different modules stay what they are."""
+        if not remove_duplicate:
+            memo = set()
+        return super().named_modules(memo, prefix)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT001, FBT002
+        """Load weights as any module does; with `assign`, also into a model that was built without memory."""
+        keys = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        weight = next((weight for weight in self.parameters() if not weight.is_meta), None)
+        if assign and weight is not None:
+            # buffers that no state dict holds have a device and a dtype, and no value that means anything
+            for module in self.modules():
+                for name, buffer in module.named_buffers(recurse=False):
+                    if buffer.is_meta:
+                        setattr(module, name, torch.zeros_like(buffer, device=weight.device, dtype=weight.dtype))
+        return keys
+
     @property
     def device(self) -> torch.device:
         return next(self.parameters()).device
@@ -171,6 +213,22 @@ class Model(nn.Module, ABC, Generic[B]):
         if has_autocast(device_type) and torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
         return next(self.parameters()).dtype
+
+
+def named_places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """All places of modules by name; a module that several parts share has several, of which models name the first."""
+    yield prefix, module
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from named_places(child, f"{prefix}.{name}" if prefix else name)
+
+
+def named_weight_places(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """All names of weights, of which shared ones have several."""
+    for prefix, part in named_places(module):
+        for name, weight in part._parameters.items():
+            if weight is not None:
+                yield (f"{prefix}.{name}" if prefix else name), weight
 
 
 def model_name(model: nn.Module) -> str:

@@ -17,6 +17,7 @@ from manyformer.models.embedding import ModelState, SourceEmbedding, TokenEmbedd
 from manyformer.models.generative_model import DecoderInput, GenerativeModel
 from manyformer.models.head import OutputHead, apply_head
 from manyformer.models.model import ModelOutput, max_length_of
+from manyformer.models.transformers_call import ENCODER_DECODER
 from manyformer.nn.batches import IGNORE_INDEX, Seq2SeqBatch, TranscriptionBatch
 from manyformer.nn.batches.batch import SegmentLayout
 from manyformer.nn.core import (
@@ -92,6 +93,8 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
     Packed rows of pairs need equal segment ids on both sides. `auxiliary` adds losses of the intermediate layers of
     `decoder`, which then must be a `LayeredStack`; ValueError otherwise. `ctc` adds a loss of the encoder's output.
     """
+
+    call_form = ENCODER_DECODER
 
     def __init__(
         self,

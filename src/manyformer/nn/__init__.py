@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from manyformer.nn.linear.lolcats_kernel import LolcatsKernel
     from manyformer.nn.low_rank.linformer_kernel import LinformerKernel
     from manyformer.nn.recurrent.gru import AttendingGRU, BidirectionalGRU, FixedVectorGRU, ForwardGRU
+    from manyformer.nn.runtime.handwritten_gradient import plain_operations
     from manyformer.nn.softmax.dynamic_rotary import DynamicRotaryKernel
     from manyformer.nn.softmax.forgetting_kernel import ForgettingKernel
     from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
@@ -84,6 +85,7 @@ _MODULES = {
     "default_source": "attention.attention",
     "named_attention": "attention.attention",
     "named_kernels": "kernels.kernel",
+    "plain_operations": "runtime.handwritten_gradient",
     "split_heads": "attention.attention",
 }
 
@@ -128,6 +130,7 @@ __all__ = [
     "default_source",
     "named_attention",
     "named_kernels",
+    "plain_operations",
     "split_heads",
 ]
 

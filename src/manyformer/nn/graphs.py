@@ -13,6 +13,7 @@ from torch.autograd.function import FunctionCtx
 
 from manyformer.nn.core import Context, GraphEdges, Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.nn.runtime.dropout import Dropout
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 
 NEGATIVE_SLOPE = 0.2
 """The slope of LeakyReLU for negative scores (Velickovic et al. 2018, section 2.1)."""
@@ -236,7 +237,7 @@ class _StreamUpdate(nn.Module):
 
 def edge_softmax(scores: Float[Tensor, "edges h"], edges: GraphEdges) -> Float[Tensor, "edges h"]:
     """The softmax of the scores over all edges that end at the same node, for each head."""
-    weights: Tensor = _EdgeSoftmax.apply(scores, edges.targets, len(edges.row_starts) - 1)  # type: ignore[no-untyped-call]
+    weights: Tensor = _EdgeSoftmax.apply(scores, edges.targets, len(edges.row_starts) - 1)
     return weights
 
 
@@ -246,7 +247,7 @@ def sum_over_edges(
     """The sum of the values of the sources of all edges that end at a node, weighted for each head; 0 without edges.
 
     The values of the edges are not stored for the gradient."""
-    sums: Tensor = _EdgeSum.apply(weights, values, edges.sources, edges.targets)  # type: ignore[no-untyped-call]
+    sums: Tensor = _EdgeSum.apply(weights, values, edges.sources, edges.targets)
     return sums
 
 
@@ -254,8 +255,10 @@ def _sum_by_node(x: Float[Tensor, "edges *c"], index: Int[Tensor, " edges"], nod
     return x.new_zeros(nodes, *x.shape[1:]).index_add_(0, index, x)
 
 
-class _EdgeSoftmax(torch.autograd.Function):
+class _EdgeSoftmax(HandwrittenGradient):
     """da_ij = a_ij (g_ij - sum_k a_ik g_ik), with which only the weights are stored."""
+
+    has_second_derivative = True
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, targets: Tensor, nodes: int) -> Tensor:
@@ -275,9 +278,21 @@ class _EdgeSoftmax(torch.autograd.Function):
         sums = _sum_by_node(product, targets, ctx.nodes)
         return product - weights * sums.index_select(0, targets), None, None
 
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        scores, targets, nodes = arguments
+        index = targets[:, None].expand_as(scores)
+        highest = scores.new_full((nodes, scores.shape[1]), -torch.inf).scatter_reduce(
+            0, index, scores.detach(), "amax"
+        )
+        weights = (scores - highest.index_select(0, targets)).exp()
+        return weights / _sum_by_node(weights, targets, nodes).index_select(0, targets)
 
-class _EdgeSum(torch.autograd.Function):
+
+class _EdgeSum(HandwrittenGradient):
     """The gradient gathers the values again."""
+
+    has_second_derivative = True
 
     @staticmethod
     def forward(ctx: FunctionCtx, weights: Tensor, values: Tensor, sources: Tensor, targets: Tensor) -> Tensor:

@@ -31,5 +31,6 @@ __all__ = [
     "recipe_names",
 ]
 
+importlib.import_module(f"{__name__}.parts.own_modules")
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

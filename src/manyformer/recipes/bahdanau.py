@@ -84,6 +84,7 @@ def init_rnnsearch(module: nn.Module, *, std: float) -> None:
         elif module_name.endswith(("gates", "candidate")):
             # the matrices of the gates stand one below the other, and each is orthogonal by itself
             for square in torch.split(weight.data, weight.shape[1]):
-                nn.init.orthogonal_(square)
+                # torch has no decomposition of half precision
+                square.copy_(nn.init.orthogonal_(square.to(torch.promote_types(square.dtype, torch.float32))))
         else:
             nn.init.normal_(weight, std=std)

@@ -47,10 +47,10 @@ def lightning(
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        # ALiBi's slopes as decays; in float64, so that a model in float64 has them to its precision
-        slope = 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1, dtype=torch.float64))
+        # ALiBi's slopes as decays
+        slopes = [2.0 ** (-8.0 / heads * head) for head in range(1, heads + 1)]
         # the released code's small numbers keep the top layer from a decay of exactly 1
-        decay = FixedDecay(-slope * (1 - number / (depth - 1 + 1e-5) + 1e-5))
+        decay = FixedDecay([-slope * (1 - number / (depth - 1 + 1e-5) + 1e-5) for slope in slopes])
         features = ScaledFeatures(activation=F.silu)
         kernel = LinearKernel(features, Causal(), rule=DecayRule(decay, value_activation=F.silu))
         gate = HeadProjection(dim, heads, sizes.value_dim)

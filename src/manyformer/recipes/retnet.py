@@ -1,6 +1,7 @@
 """RetNet: linear attention with rotary positions and a constant decay of each head."""
 
-import torch
+import math
+
 from torch import nn
 
 from manyformer.models import LanguageModel
@@ -50,7 +51,7 @@ def retnet(
 
     def layer(number: int) -> dict[str, Layer]:
         # the logarithm of 1 - 2^(-5 - n); log1p keeps its digits, of which 1 - 2^-12 has few left in float32
-        decay = FixedDecay(torch.log1p(-(2.0 ** (-5.0 - torch.arange(heads, dtype=torch.float64)))))
+        decay = FixedDecay([math.log1p(-(2.0 ** (-5.0 - head))) for head in range(heads)])
         key_features = ScaledFeatures(sizes.head_dim**-0.5)
         kernel = LinearKernel(ScaledFeatures(), Causal(), key_features=key_features, rule=DecayRule(decay))
         # a norm without gains makes every head's output independent of its scale

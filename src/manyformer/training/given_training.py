@@ -7,7 +7,6 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from manyformer.config.load import RecipeLookup, RunTarget, merge_run
 from manyformer.config.setting_layers import SettingLayer
 from manyformer.config.training_sections import BatchConfig
 from manyformer.data import TokenizerPair
-from manyformer.data.batching.given_feed import GivenFeed, GivenHeldOut, GivenSource, ToBatch
+from manyformer.data.batching.given_feed import GivenFeed, GivenHeldOut, GivenSource
 from manyformer.data.pipeline.opened import OpenedData
 from manyformer.data.tokenizers.tokenizer import NoTokenizer
 from manyformer.models import Model, ModelSpec
@@ -81,6 +80,10 @@ class GivenModel:
         """Whether it is a module that the library knows nothing of."""
         return self.recipe.card.task is OWN_TASK
 
+    def as_model(self) -> Model:
+        """The model of a built one, or around a module."""
+        return self.recipe.build() if self.built is None else self.built
+
     def build(self, run: RunConfig) -> Model:
         """The model that is trained: the one that is built, or a new one, drawn from the generators of the process."""
         if self.built is not None:
@@ -92,8 +95,10 @@ class GivenModel:
         return model
 
 
-def as_given_model(source: Any, loss_fn: LossFn | None = None) -> GivenModel:
-    """The model of a recipe's name, a module, or a class or function that gives one. Raises UserError."""
+def as_given_model(source: Any, loss_fn: LossFn | None = None, *, label: str | None = None) -> GivenModel:
+    """The model of a recipe's name, a module, or a class or function that gives one. Raises UserError.
+
+    `label` names a module of the user's own, by default its class or function does."""
     if isinstance(source, str):
         model = GivenModel(get_recipe(source))
     elif isinstance(source, Model):
@@ -102,13 +107,13 @@ def as_given_model(source: Any, loss_fn: LossFn | None = None) -> GivenModel:
             raise UserError(f"{problem}; train the models inside it")
         model = GivenModel(get_recipe(source.spec.recipe), dict(source.spec.keywords), source)
     elif isinstance(source, nn.Module):
-        return GivenModel(register_own(f"{OWN_PREFIX}{type(source).__name__}", lambda: source, loss_fn))
+        return GivenModel(register_own(f"{OWN_PREFIX}{label or type(source).__name__}", lambda: source, loss_fn))
     elif callable(source):
-        label = getattr(source, "__name__", type(source).__name__)
+        name = getattr(source, "__name__", type(source).__name__)
         # a function without a name of its own
-        if not label.isidentifier():
-            label = "model"
-        return GivenModel(register_own(f"{OWN_PREFIX}{label}", source, loss_fn))
+        if not name.isidentifier():
+            name = "model"
+        return GivenModel(register_own(f"{OWN_PREFIX}{label or name}", source, loss_fn))
     else:
         raise UserError(f"the model is a {type(source).__name__}; give an nn.Module, or a class that builds one")
     if loss_fn is not None:
@@ -116,9 +121,13 @@ def as_given_model(source: Any, loss_fn: LossFn | None = None) -> GivenModel:
     return model
 
 
-def run_of(model: GivenModel, overrides: Sequence[str] | Mapping[str, Any]) -> RunConfig:
-    """The run of a model with these settings. Raises UserErrors."""
-    settings: dict[str, Any] = {"recipe": model.name, "data": {"kind": GIVEN_KIND}}
+def run_of(
+    model: GivenModel, overrides: Sequence[str] | Mapping[str, Any], settings: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """The run of a model on data that is given, with `settings` as of a run file below the overrides.
+
+    Raises UserErrors."""
+    settings = {**(settings or {}), "recipe": model.name, "data": {"kind": GIVEN_KIND}}
     if model.keywords:
         settings["model"] = {name: as_json(value) for name, value in model.keywords.items()}
     # without the colon, which not every system allows in the name of a folder
@@ -166,7 +175,8 @@ class GivenTraining:
         self.run = run
         self._data = data
         self._eval_data = eval_data
-        self._batch_of: ToBatch | None = None
+        self.model: Model | None = None
+        """The model that is trained, once it is built."""
 
     @classmethod
     def of(
@@ -185,9 +195,8 @@ class GivenTraining:
 
     def build_model(self, run: RunConfig, data: OpenedData, device: torch.device) -> Model:
         """The model of the run, which decides what its batches are made of."""
-        model = self._model.build(run)
-        self._batch_of = batch_maker(model)
-        return model
+        self.model = self._model.build(run)
+        return self.model
 
     def open_data(self, run: RunConfig, out: Path, log: LogFn) -> OpenedData:
         """The data that is given, opened."""
@@ -220,8 +229,8 @@ class GivenTraining:
         )
 
     def _to_batch(self, raw: Any) -> Batch:
-        assert self._batch_of is not None, "the model is built before the first batch"
-        return self._batch_of(raw)
+        assert self.model is not None, "the model is built before the first batch"
+        return batch_of(self.model, raw)
 
 
 def _tokenizers_of(built: Model | None) -> TokenizerPair:
@@ -241,11 +250,11 @@ def _check_unscored(run: RunConfig) -> None:
         raise UserError("save.average_last takes the average if it scores better: give eval_data=")
 
 
-def batch_maker(model: Model) -> ToBatch:
-    """What makes batches for `model` of what its data gives."""
+def batch_of(model: Model, raw: Any) -> Batch:
+    """The batch of `model` that stands for what data gave. Raises UserError."""
     if isinstance(model, OwnModule):
-        return partial(own_batch, model)
-    return partial(our_batch, model)
+        return own_batch(model, raw)
+    return our_batch(model, raw)
 
 
 def own_batch(model: OwnModule, raw: Any) -> Batch:
@@ -312,8 +321,9 @@ def our_batch(model: Model, raw: Any) -> Batch:
     if isinstance(raw, Tensor) and is_causal:
         rows = raw.long()
         return CausalLMBatch(rows[:, :-1], rows[:, 1:])
-    if isinstance(raw, list | tuple):
-        return kind(*raw)
+    if isinstance(raw, list | tuple) and 2 <= len(raw) <= len(kind._fields):
+        record: Batch = kind(*raw)
+        return record
     if isinstance(raw, Mapping):
         return _record_of(kind, dict(raw), is_causal=is_causal)
     raise UserError(f"data gave a {_describe(raw)}; {model.spec.recipe} learns from {', '.join(kind._fields[:2])}")

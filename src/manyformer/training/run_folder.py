@@ -40,7 +40,7 @@ from manyformer.config import (
 from manyformer.models.model_files import CONFIG_FILE, is_hugging_face, read_spec
 from manyformer.models.tasks.masked_language_modelling import CLASSES, HEAD
 from manyformer.nn.runtime.devices import gpu_name
-from manyformer.recipes import get_recipe, modules_to_import, recipe_names
+from manyformer.recipes import Recipe, get_recipe, modules_to_import, recipe_names
 from manyformer.recipes.parts.registry import recipe_of_spec
 from manyformer.training.train_state import TrainState, make_schedule, run_progress
 
@@ -118,6 +118,7 @@ def as_training_run(target: RunConfig | str | Path, overrides: Sequence[str] | M
             raise UserError(f"overrides go with a run's name or file; {remedy}")
         imports = import_for_run(target.imports)
         run = target.model_copy(update={"imports": imports, "out": target.out or f"runs/{target.recipe}"})
+        _import_file_of(run.recipe, import_for_run)
         # a RunConfig knows no recipe: `load_run` has not compared the two
         misfits = describe_misfits(run.recipe, get_recipe(run.recipe).card.task, run.data.kind, run.evaluate.metric)
         if misfits:
@@ -132,14 +133,26 @@ def recipe_lookup(import_modules: ImportFn | None = None) -> RecipeLookup:
     """All recipes, as the configuration looks them up, after importing the kinds of data of installed packages."""
     # a kind of data must be known before a run file can name it
     import_entry_points(TASK_GROUP)
+
+    def find(name: str) -> Recipe:
+        # when it is needed: the modules of a run may define its recipe
+        _import_file_of(name, import_modules)
+        return get_recipe(name)
+
     return RecipeLookup(
-        # by name, when they are needed: the modules of a run may define its recipe
-        signature_of=lambda name: get_recipe(name).signature,
-        task_of=lambda name: get_recipe(name).card.task,
+        signature_of=lambda name: find(name).signature,
+        task_of=lambda name: find(name).card.task,
         names=recipe_names(),
         import_modules=import_modules,
         saved_model=_describe_initial_model,
     )
+
+
+def _import_file_of(recipe: str, import_modules: ImportFn | None) -> None:
+    """Import the file of a recipe FILE.py:NAME, where programs may be imported."""
+    file = recipe.rpartition(":")[0]
+    if import_modules is not None and file.endswith(".py"):
+        import_modules([file], Path())
 
 
 def _describe_initial_model(path: str, out: str) -> InitialModel | None:

@@ -25,6 +25,7 @@ from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.devices import OutOfMemory, report_out_of_memory, use_device
 from manyformer.nn.runtime.training_hooks import uses_neighbours
 from manyformer.recipes import get_recipe
+from manyformer.recipes.parts.own_modules import LossFn
 from manyformer.training.ahead_feed import (
     AheadFeed,
     DeviceCopies,
@@ -54,7 +55,7 @@ from manyformer.training.events import (
     reporter,
     silent,
 )
-from manyformer.training.given_training import GivenTraining, LossFn, ModelSource
+from manyformer.training.given_training import GivenTraining, ModelSource
 from manyformer.training.init_from import check_random_init, load_initial_weights, transfer_from
 from manyformer.training.metrics import MetricsFiles, MetricsSink, open_trackers
 from manyformer.training.process_group import (
@@ -92,7 +93,7 @@ DataOpener = Callable[[RunConfig, Path, LogFn], OpenedData]
 
 @resumable()
 def train(
-    run: RunConfig | str | Path | ModelSource,
+    run: RunConfig | str | Path | ModelSource | GivenTraining,
     overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
     data: Any = None,
@@ -116,10 +117,13 @@ def train(
     module returns logits, a loss or both; `loss(output, target)` is for other outputs. `eval_data` is scored.
     """
     with ExitStack() as resources:
-        given = None
-        if data is not None or not isinstance(run, RunConfig | str | Path):
-            given = GivenTraining.of(run, overrides, data, eval_data, loss)
-            config = given.run
+        objects = None
+        if isinstance(run, GivenTraining):
+            objects = run
+            config = objects.run
+        elif data is not None or not isinstance(run, RunConfig | str | Path):
+            objects = GivenTraining.of(run, overrides, data, eval_data, loss)
+            config = objects.run
         else:
             if eval_data is not None or loss is not None:
                 raise UserError("eval_data and loss go with data=; a run of this kind names its own data")
@@ -135,13 +139,13 @@ def train(
 
             return launch(config, fresh=fresh, on_event=listener)
         if process_group is None:
-            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener, given=given)
+            return train_in_process(config, SINGLE_PROCESS_GROUP, fresh=fresh, on_event=listener, objects=objects)
         # a launcher repeats the command when it starts processes again, and each time would begin anew
         if fresh:
             remedy = f"rename {config.out}, or choose another out"
             raise UserError(f"fresh would start over whenever torchrun starts the processes again; {remedy}")
         with name_lost_process():
-            return train_in_process(config, process_group, fresh=False, on_event=listener, given=given)
+            return train_in_process(config, process_group, fresh=False, on_event=listener, objects=objects)
 
 
 def train_in_process(
@@ -150,7 +154,7 @@ def train_in_process(
     *,
     fresh: bool,
     on_event: EventListener,
-    given: GivenTraining | None = None,
+    objects: GivenTraining | None = None,
 ) -> TrainResult:
     """Train a run in this process of the group; only the main process reports events.
 
@@ -176,9 +180,9 @@ def train_in_process(
             out,
             on_event if process_group.is_main_process else silent,
             stop_signal,
-            open_run_data if given is None else given.open_data,
+            open_run_data if objects is None else objects.open_data,
             process_group,
-            build_model if given is None else given.build_model,
+            build_model if objects is None else objects.build_model,
         ).train()
 
 

@@ -140,3 +140,17 @@ def test_what_cannot_be_drawn_is_said() -> None:
     silent.tokenizer = None
     with pytest.raises(UserError, match="without a tokenizer"):
         attention_maps(silent, "abc")
+
+
+@pytest.mark.parametrize("ids", [[3, 5, 7, 5], torch.tensor([[3, 5, 7, 5]]), "3 5 7 5"], ids=["list", "tensor", "text"])
+def test_a_model_without_a_tokenizer_shows_the_ids_of_tokens(ids: Any) -> None:
+    torch.manual_seed(0)
+    model = mf.build("llama", vocab=11, dim=16, depth=1, heads=2).eval()
+    (attention,) = attention_maps(model, ids)
+    assert attention.rows == attention.columns == ("3", "5", "7", "5")
+    seen = {}
+    model(torch.tensor([[3, 5, 7, 5]]), watch=lambda module, name, value: seen.setdefault(name, value))
+    torch.testing.assert_close(attention.weights, seen["weights"][0])
+    assert "<script" in mf.view(model, ids).html
+    with pytest.raises(UserError, match=r"without a tokenizer, so it cannot read text; give token ids"):
+        attention_maps(model, "some words")

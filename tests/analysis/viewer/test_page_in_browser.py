@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -256,3 +257,67 @@ def test_a_patch_shows_what_it_attends_to(show: Open) -> None:
     assert page.inner_text(".top li:first-child").split() == ["token3", "60%"]
     page.keyboard.press("v")
     assert page.get_attribute("[data-choice=view][aria-pressed=true]", "data-value") == "map"
+
+
+def test_the_page_opens_on_the_head_whose_tokens_attend_to_another_token(show: Open) -> None:
+    length = 12
+    rest = torch.zeros(length, length)
+    rest[:, 0] = 1.0
+    own = torch.eye(length)
+    previous = torch.full((length, length), 0.02).tril()
+    previous[range(1, length), range(length - 1)] = 0.8
+    previous[9, 4] = 0.95
+    heads = [
+        self_map(torch.stack([rest, own, previous]), part="body.0.a"),
+        self_map(torch.stack([rest, own]), part="body.1.a"),
+    ]
+    page = show(view_of(*heads))
+    assert page.evaluate("[panels[0].map.name, panels[0].head, selection.query, selection.key]") == [
+        "body.0.a",
+        2,
+        9,
+        4,
+    ]
+    assert page.inner_text(".readout").startswith("token9 (9) → token4 (4): 95%")
+    assert "The page opens on this head" in page.inner_text(".note")
+    page.keyboard.press("h")
+    assert "The page opens on this head" not in page.inner_text(".note")
+
+
+def test_the_map_takes_the_height_of_the_window_and_thumbnails_show_their_pattern(show: Open) -> None:
+    page = show(view_of(self_map(random_weights(4, 24, causal=True))), width=1280)
+    box = page.query_selector(".view canvas").bounding_box()
+    # beside it are only the overview and the list of keys, and the header above
+    assert box["height"] > 0.65 * 800
+    assert box["width"] > 0.4 * 1280
+    thumbs = page.query_selector_all(".thumb")
+    assert all(thumb.bounding_box()["width"] >= 48 for thumb in thumbs)
+    # a pixel a cell
+    assert thumbs[1].query_selector("canvas").get_property("width").json_value() == 24
+
+
+def test_the_map_is_saved_as_a_drawing_and_as_pixels(show: Open, tmp_path: Path) -> None:
+    from PIL import Image
+
+    hostile = ("<b>&", "\x00\ud800", "c")
+    page = show(
+        view_of(self_map(torch.tensor([[[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]]]), hostile)), theme="dark"
+    )
+    saved = {}
+    for kind in ("SVG", "PNG"):
+        with page.expect_download() as download:
+            page.get_by_label(f"Save the map as {kind}").click()
+        saved[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(saved[kind])
+    drawing = ElementTree.parse(saved["SVG"]).getroot()
+    assert saved["SVG"].name == "body.0.attention-head-0.svg"
+    texts = [node.text for node in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts[0] == "body.0.attention, head 0"
+    assert texts[1:4] == texts[4:7] == ["<b>&", "\ufffd\ufffd", "c"]
+    # on white, whatever the screen is: the darkest color is the largest weight
+    fills = [node.get("fill") for node in drawing.iter("{http://www.w3.org/2000/svg}rect")]
+    assert fills[0] == "#ffffff"
+    assert fills.count(f"rgb({','.join(map(str, LIGHT['last']))})") >= 4
+    pixels = Image.open(saved["PNG"])
+    assert pixels.size == tuple(2 * int(float(drawing.get(side))) for side in ("width", "height"))
+    assert pixels.convert("RGB").getpixel((2, 2)) == (255, 255, 255)

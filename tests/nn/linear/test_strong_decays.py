@@ -37,7 +37,7 @@ def strong_model(recipe: str) -> nn.Module:
     with torch.no_grad():
         for name, module in model.named_modules():
             if isinstance(module, FixedDecay) and name.endswith(GATES[recipe]):
-                module.log_decay.mul_(20)
+                module.log_decay = tuple(20 * decay for decay in module.log_decay)
                 strengthened += 1
         for name, parameter in model.named_parameters():
             if name.endswith(GATES[recipe]):

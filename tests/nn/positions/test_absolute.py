@@ -43,7 +43,7 @@ def by_hand(length: int, dim: int, layout: str) -> Tensor:
 def test_sinusoid_is_the_formula(layout: Any, dim: int) -> None:
     expected = by_hand(50, dim, layout)
     sinusoid = SinusoidalPosition(dim, layout=layout)
-    torch.testing.assert_close(sinusoid.table[:50], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(sinusoid.rows(torch.arange(512))[:50], expected, atol=1e-6, rtol=0)
     for plain in (True, False):
         added = sinusoid.embed(torch.ones(2, 30, dim), range_positions(30, 20, plain=plain))
         torch.testing.assert_close(added - 1, expected[20:].expand(2, -1, -1), atol=1e-6, rtol=0)
@@ -54,7 +54,9 @@ def test_sinusoid_is_the_formula(layout: Any, dim: int) -> None:
 
 
 def test_the_layouts_differ_as_they_should() -> None:
-    interleaved, halves, timing = (SinusoidalPosition(64, layout=layout).table[:128] for layout in LAYOUTS)  # type: ignore[arg-type]
+    interleaved, halves, timing = (
+        SinusoidalPosition(64, layout=layout).rows(torch.arange(512))[:128] for layout in LAYOUTS
+    )  # type: ignore[arg-type]
     torch.testing.assert_close(torch.cat([interleaved[:, ::2], interleaved[:, 1::2]], dim=1), halves, atol=1e-6, rtol=0)
     assert (timing - halves).abs().max() > 1
     # Tensor2Tensor's slowest wave is 10,000 positions to the radian exactly
@@ -63,7 +65,7 @@ def test_the_layouts_differ_as_they_should() -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_products_know_the_distance_and_shifts_are_rotations(layout: Any) -> None:
-    table = SinusoidalPosition(16, layout=layout).table.double()
+    table = SinusoidalPosition(16, layout=layout).rows(torch.arange(512)).double()
     products = table @ table.T
     for shift in (0, 1, 7, 100):
         torch.testing.assert_close(products[3, 3 + shift], products[200, 200 + shift], atol=1e-5, rtol=0)
@@ -97,7 +99,7 @@ def test_learned_positions_start_as_scaled_sinusoids(dim: int) -> None:
     near, far = (torch.cosine_similarity(table[0], table[k], dim=0) for k in (1, 30))
     assert near > 0.9 > far
     if dim == 64:
-        torch.testing.assert_close(table / (0.05 * math.sqrt(2)), SinusoidalPosition(dim).table[:40])
+        torch.testing.assert_close(table / (0.05 * math.sqrt(2)), SinusoidalPosition(dim).rows(torch.arange(512))[:40])
 
 
 @pytest.mark.parametrize("plain", [True, False])
@@ -181,7 +183,10 @@ def test_a_grid_of_three_axes_one_after_the_other() -> None:
     axes = [SinusoidalPosition(4), SinusoidalPosition(6, layout="halves"), LearnedPosition(2, 3, std=1.0)]
     actual = ConcatenatedGridPosition((2, 2, 3), axes).rows(torch.arange(12))
     for pos, (r, c, k) in enumerate((r, c, k) for r in range(2) for c in range(2) for k in range(3)):
-        torch.testing.assert_close(actual[pos], torch.cat([axes[0].table[r], axes[1].table[c], axes[2].weight[k]]))  # type: ignore[attr-defined]
+        torch.testing.assert_close(
+            actual[pos],
+            torch.cat([axes[0].rows(torch.arange(512))[r], axes[1].rows(torch.arange(512))[c], axes[2].weight[k]]),
+        )  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("unchecked")

@@ -156,7 +156,7 @@ def test_tokens_in_no_tree_have_a_row_of_their_own() -> None:
 
 def test_fused_positions_are_the_formula() -> None:
     place, fused = place_of([2, 0, 2], outside=1), FusedTreePosition(8)
-    order, depth = (SinusoidalPosition(8).table[: n + 1] for n in (3, 1))
+    order, depth = (SinusoidalPosition(8).rows(torch.arange(n + 1)) for n in (3, 1))
     nowhere = torch.stack([-depth[1, 0::2], depth[1, 1::2]], -1).flatten()
     depths = torch.stack([nowhere, depth[1], depth[0], depth[1]])
     expected = torch.tanh(order @ fused.sequential.weight.T + depths @ fused.structural.weight.T)

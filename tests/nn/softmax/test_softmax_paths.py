@@ -28,6 +28,7 @@ from manyformer.nn.positions import (
     T5BiasPosition,
     TransformerXLPosition,
 )
+from manyformer.nn.runtime.handwritten_gradient import plain_operations
 from manyformer.nn.softmax.softmax_kernel import TABLE, Refusal, Row, choose
 
 HEADS, WIDTH = 2, 16
@@ -79,6 +80,7 @@ class Case(NamedTuple):
     dropout: float = 0.0
     watched: bool = False
     width: int = WIDTH
+    plain: bool = False
 
 
 ALIBI = lambda: AlibiPosition(HEADS)  # noqa: E731
@@ -182,6 +184,10 @@ CASES = (
     Case(f"sparse: {WINDOW} for ", Window(20), contiguous(1024)),
     Case(f"sparse: {WINDOW} for ", Window(20), with_roles(contiguous(1024))),
     Case(f"sdpa: the dense mask of {Window(390)} for these positions, which has too few", Window(390), contiguous(400)),
+    # operations that torch can differentiate again
+    Case("sdpa: causal from the first token on, by torch's flag", plain=True),
+    Case(f"{DENSE}: only operations of torch", Window(20), contiguous(1024), plain=True),
+    Case("naive: ShawPosition acts on the score and value of each pair: only op", position=SHAW, plain=True),
     # other masks on a GPU
     Case(f"flex: {WINDOW} compiled, for its visible blocks", Window(20), device="cuda"),
     Case(f"{DENSE}: FlexAttention is for 128 queries or more", Window(20), contiguous(100), device="cuda"),
@@ -211,7 +217,8 @@ def make_call(case: Case) -> tuple[SoftmaxKernel, KernelCall]:
 def row_of(case: Case) -> tuple[str, Row | Refusal]:
     """What the kernel says of the call, and the row that decides."""
     # shapes alone stand for tensors on a GPU
-    with FakeTensorMode(allow_non_fake_inputs=True) if case.device == "cuda" else nullcontext():
+    shapes_alone = FakeTensorMode(allow_non_fake_inputs=True) if case.device == "cuda" else nullcontext()
+    with shapes_alone, plain_operations() if case.plain else nullcontext():
         kernel, call = make_call(case)
         softmax = kernel._softmax_call(call)
         try:

@@ -1,14 +1,23 @@
 """`compare`: runs a comparison, given by name or file, and writes its report."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from manyformer.analysis.comparisons.claims import parse_claim
 from manyformer.analysis.comparisons.comparison_report import ComparisonResult, write_comparison
+from manyformer.analysis.comparisons.given_cases import (
+    Cases,
+    GivenBatches,
+    GivenCase,
+    GivenRunner,
+    python_comparison,
+    read_cases,
+)
 from manyformer.analysis.comparisons.runner import (
     ComparisonRunner,
     ProgressMeter,
@@ -28,6 +37,7 @@ from manyformer.base.type_aliases import LogFn
 from manyformer.config.comparison import Comparison
 from manyformer.config.load_comparison import load_comparison
 from manyformer.data.generated.synthetic_floors import GuessFloors, guess_floors
+from manyformer.recipes.parts.own_modules import LossFn
 from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.run_checks import RunChecker
 from manyformer.training.run_folder import recipe_lookup, rename_aside
@@ -126,9 +136,14 @@ def comparison_guesses(comparison: Comparison) -> GuessFloors | None:
 
 @resumable()
 def compare(
-    target: str | Path | Comparison,
-    overrides: Sequence[str] = (),
+    target: str | Path | Comparison | Cases,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
     *,
+    data: Any = None,
+    eval_data: Any = None,
+    loss: LossFn | None = None,
+    score: Sequence[str] = ("loss",),
+    title: str = "comparison",
     seeds: int | None = None,
     out: str | Path | None = None,
     fresh: bool = False,
@@ -144,11 +159,32 @@ def compare(
     about the current activity, `log` one about each finished training. A training that fails is a row without scores,
     and one of the result's `failures`. Raises UserError for what is wrong before anything is trained and if all
     trainings fail, `TrainingInterrupted` after Ctrl-C or SIGTERM.
+
+    In the place of a file, `target` may be cases: a dict of names, or a list, of recipes' names, modules, classes or
+    functions that give one, or mappings of settings of which `recipe` is one of these. With `data` and `eval_data`, as
+    `train` takes them, all are trained on the same batches in the same order, else on the data of the overrides; the
+    objects that are given stay as they are. `score` are the scores of the table, `loss` is as in `train`.
     """
+    batches = None
+    if data is not None:
+        if isinstance(target, Comparison | str | Path):
+            raise UserError("data= is for cases that are given as objects; a comparison's file names its own data")
+        if eval_data is None:
+            raise UserError("data= needs eval_data= beside it, on which all cases are scored")
+        batches = GivenBatches(data, eval_data, loss)
+    cases: list[GivenCase] = []
     if isinstance(target, Comparison):
         comparison = target
-    else:
+    elif isinstance(target, str | Path):
+        if isinstance(overrides, Mapping):
+            # as on the command line, over the settings of a file
+            overrides = [f"{name}={json_text(value)}" for name, value in overrides.items()]
         comparison = read_comparison(target, overrides)
+    else:
+        cases = read_cases(target)
+        comparison = python_comparison(cases, overrides, batches, title=title, score=score)
+        if jobs > 1:
+            raise UserError(f"jobs={jobs} starts processes that cannot be given these objects; leave it out")
     folder = result_folder(comparison.name, out)
     seed_count = comparison.file.seeds if seeds is None else seeds
     for name, number in (("seeds", seed_count), ("jobs", jobs)):
@@ -156,10 +192,14 @@ def compare(
             raise UserError(f"{name} ({number}) must be at least 1")
     if fresh:
         move_aside(folder, log)
-    runner = ComparisonRunner(comparison, folder, seed_count)
+    if batches is None:
+        runner = ComparisonRunner(comparison, folder, seed_count)
+    else:
+        runner = GivenRunner(comparison, folder, seed_count, cases, batches)
     # before anything is trained: a folder of other settings would mix two comparisons
     runner.check_folders(log)
-    check_missing([runner], on_progress)
+    if batches is None:
+        check_missing([runner], on_progress)
     guesses = comparison_guesses(comparison)
     meter = ProgressMeter(runner.count_missing(), on_progress, log)
     with worker_pool(jobs, comparison.cases) as pool:

@@ -17,7 +17,7 @@ from manyformer.analysis.comparisons.training_task import CaseFailure, CaseMeasu
 from manyformer.base.files.atomic_files import atomic_write_text, make_folder
 from manyformer.base.files.figures import PANEL_INCHES, QUIET_COLOR, curve_color, curve_style, panels, write_picture
 from manyformer.base.files.json_text import json_text
-from manyformer.base.files.text_tables import Table, escape_bars, printable
+from manyformer.base.files.text_tables import Table, aligned_table, escape_bars, printable
 from manyformer.config.comparison import Comparison
 from manyformer.data.generated.synthetic_floors import GuessFloors
 from manyformer.models.scores import is_comparable
@@ -129,6 +129,16 @@ class ComparisonResult:
     def rows(self) -> list[list[str]]:
         """A row for each case, as text."""
         return [[case, *(cell(case) for _, cell in self._columns())] for case in self.cases]
+
+    def __str__(self) -> str:
+        """The table of all cases, and what the report says of it."""
+        lines = aligned_table([self.headers, *self.rows])
+        return printable("\n".join([self.comparison.file.title, "", *lines, "", *self.notes, *self.claims]))
+
+    @property
+    def picture(self) -> Path | None:
+        """The picture that was written; None before."""
+        return next((file for file in self.files if file.suffix == ".png"), None)
 
     @property
     def tables(self) -> list[Table]:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.analysis.figures.mask_pictures import SHADES
-from manyformer.analysis.figures.token_work import passes_over_text, token_labels
+from manyformer.analysis.figures.token_work import TextOrIds, passes_over_text, token_labels
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.figures import PANEL_INCHES, check_picture, panels, write_picture
 from manyformer.inference.generate import SourceBatch, answer_sources
@@ -84,12 +84,14 @@ class AttentionMap(NamedTuple):
         return self.keys == "source"
 
 
-def attention_maps(model: Model, text: str, answer: str | None = None) -> list[AttentionMap]:
+def attention_maps(model: Model, text: TextOrIds, answer: TextOrIds | None = None) -> list[AttentionMap]:
     """All attention weights of `model` for `text`; the target of an encoder-decoder is `answer`, or its translation.
 
+    Both may be token ids in place of text, which a model without a tokenizer needs.
+
     Every module that reports "weights" to `ctx.watch` gives one map, in the order of computation; modules whose keys
-    are not tokens, such as the slots of a Linformer, are left out. Raises UserError for a model that has no tokenizer,
-    reads no plain text or has no such module.
+    are not tokens, such as the slots of a Linformer, are left out. Raises UserError for a model that reads no plain
+    text or has no such module.
     """
     with torch.no_grad(), eval_mode(model):
         passes = passes_over_text(model, text, answer)

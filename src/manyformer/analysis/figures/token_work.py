@@ -4,7 +4,7 @@ import statistics
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -17,7 +17,8 @@ from manyformer.inference.generate.generate import read_write_tokenizers
 from manyformer.inference.generate.protocol import TokenizerProtocol
 from manyformer.models import Model
 from manyformer.models.model import eval_mode, model_name
-from manyformer.models.tasks import EncodedText, TextPass
+from manyformer.models.tasks import EncodedText, Task, TextPass
+from manyformer.models.tasks.task import text_pass
 from manyformer.nn.attention.head_gates import part_name
 from manyformer.nn.batches import IGNORE_INDEX, Batch, CausalLMBatch, to_device
 from manyformer.nn.core import Layer
@@ -82,25 +83,85 @@ def _visible_character(character: str) -> str:
     return f"\\u{ord(character):04x}"
 
 
+TextOrIds = str | Sequence[int] | Tensor
+"""What a model reads to be shown: a text, or the ids of its tokens, which are taken as they are."""
+
+
+class IdTokenizer:
+    """Stands for the tokenizer of a model that has none: a token is called by its id, and a text holds ids."""
+
+    # those of the library's own vocabularies, for a decoder whose target begins and ends
+    pad = 0
+    bos = 1
+    eos = 2
+    pair_separators = 1
+
+    def encode(self, text: str) -> list[int]:
+        words = text.replace(",", " ").split()
+        if not words or not all(word.isdecimal() for word in words):
+            problem = "the model was saved without a tokenizer, so it cannot read text"
+            raise UserError(f"{problem}; give token ids, such as [5, 3]")
+        return [int(word) for word in words]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
+
+def ids_of(text: TextOrIds) -> list[int]:
+    """The ids in a text of ids, a list, or a tensor or array of one row."""
+    if isinstance(text, str):
+        return IdTokenizer().encode(text)
+    row = torch.as_tensor(text).squeeze()
+    if row.ndim > 1 or row.is_floating_point():
+        raise UserError(f"token ids must be whole numbers of one row, and these have the shape {tuple(row.shape)}")
+    numbers: list[int] = row.flatten().tolist()
+    return numbers
+
+
 def passes_over_text(
-    model: Model, text: str, answer: str | None = None, *, labels: TokenLabels = token_labels
+    model: Model, text: TextOrIds, answer: TextOrIds | None = None, *, labels: TokenLabels = token_labels
 ) -> list[TextPass]:
     """The passes of `model` over `text`; for a task with a source, `answer` is the target, or the model translates.
 
-    Raises UserError for a model that has no tokenizer or reads no plain text.
+    Token ids are read as they are, and are all that a model without a tokenizer reads. Raises UserError for a model
+    that reads no plain text.
     """
     task = task_of(model)
-    tokenizers = read_write_tokenizers(model.tokenizer)
-    if tokenizers.read is None or tokenizers.write is None:
-        raise UserError("the model was saved without a tokenizer, so it cannot read text")
     if not task.takes_source and answer is not None:
         raise UserError(f"only an encoder-decoder writes an answer; a {type(model).__name__} reads the text alone")
+    tokenizers = read_write_tokenizers(model.tokenizer)
+    if tokenizers.read is None or tokenizers.write is None or not isinstance(text, str):
+        return _passes_over_ids(model, text, answer, labels)
+    if not isinstance(answer, str | None):
+        raise UserError("a text has a text as its answer; give token ids for both, or text for both")
     encoded = _encode(text, tokenizers.read, labels)
     if task.generates == "answer":
         if answer is None:
             answer = translate(model, [text], tokenizer=(tokenizers.read, tokenizers.write))[0]  # type: ignore[arg-type]
         encoded = encoded._replace(answer=_encode(answer, tokenizers.write, labels))
     return task.text_passes(model, encoded)
+
+
+def _passes_over_ids(model: Model, text: TextOrIds, answer: TextOrIds | None, labels: TokenLabels) -> list[TextPass]:
+    """The passes over the ids of tokens, which are called by what a tokenizer makes of them, if there is one."""
+    task = task_of(model)
+    tokenizers = read_write_tokenizers(model.tokenizer)
+    by_id: Any = IdTokenizer()
+
+    def encoded(ids: TextOrIds, tokenizer: Any) -> EncodedText:
+        return EncodedText(ids_of(ids), tokenizer, lambda tokens: labels(tokens, tokenizer))
+
+    source = encoded(text, tokenizers.read or by_id)
+    if type(task).text_passes is Task.text_passes or (task.takes_source and task.generates != "answer"):
+        # the sentence of a task that reads no text
+        return task.text_passes(model, source)
+    if not task.takes_source:
+        return [text_pass(task, model, source.ids, source)]
+    if answer is None:
+        raise UserError(
+            f"a {type(model).__name__} needs the ids of an answer beside those of its source: answer=[5, 3]"
+        )
+    return task.text_passes(model, source._replace(answer=encoded(answer, tokenizers.write or by_id)))
 
 
 def _encode(text: str, tokenizer: TokenizerProtocol, labels: TokenLabels) -> EncodedText:
@@ -261,9 +322,9 @@ def _record_text(model: Model, text: str, answer: str | None = None) -> _WorkRec
 
 def _record_passes(model: Model, passes: Iterable[TextPass]) -> _WorkRecorder:
     recorder = _WorkRecorder(model)
-    for text_pass in passes:
-        recorder.tokens = text_pass.labels
-        text_pass.run(recorder.watch)
+    for model_pass in passes:
+        recorder.tokens = model_pass.labels
+        model_pass.run(recorder.watch)
     return recorder
 
 

@@ -29,7 +29,8 @@ function drawMap(panel, map, {largest}) {
   probe.font = "12px system-ui";
   const left = Math.ceil(widest(probe, map.rowTokens, Math.min(120, available * 0.28))) + 8, strip = 26;
   const top = Math.ceil(widest(probe, map.columnTokens, 96)) + 8;
-  const tall = Math.max(12, (window.innerHeight - top - 250) / rows);
+  // as high as the window has room below the header and the title
+  const tall = Math.max(12, (window.innerHeight - top - 170) / rows);
   let cell = Math.min(MAX_CELL_PIXELS, tall, (available - left - strip) / columns);
   if (cell >= 3) cell = Math.floor(cell);
   const width = left + columns * cell + strip, height = top + rows * cell + 2;

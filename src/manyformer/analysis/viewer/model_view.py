@@ -21,6 +21,7 @@ from torch import Tensor
 
 from manyformer.analysis.figures.attention_maps import AttentionMap, all_pass_maps, row_shares
 from manyformer.analysis.figures.token_work import (
+    TextOrIds,
     TokenCounts,
     full_token_labels,
     pass_counts,
@@ -161,7 +162,12 @@ class ModelView:
 
 
 def view_text(
-    model: Model, text: str, answer: str | None = None, *, name: str = "", labels: HeadLabels | None = None
+    model: Model,
+    text: TextOrIds,
+    answer: TextOrIds | None = None,
+    *,
+    name: str = "",
+    labels: HeadLabels | None = None,
 ) -> ModelView:
     """What `model` computes for `text`; the target of an encoder-decoder is `answer`, or its translation.
 

@@ -1,7 +1,7 @@
 "use strict";
 
 const VIEWS = {map: "Map", lines: "Lines", tokens: "Tokens", image: "Image"};
-const MAX_LINE_TOKENS = 64, THUMB_PIXELS = 26, MIN_LABEL_PIXELS = 9, MAX_CELL_PIXELS = 26, LISTED_KEYS = 5;
+const MAX_LINE_TOKENS = 64, THUMB_PIXELS = 64, MIN_LABEL_PIXELS = 9, MAX_CELL_PIXELS = 44, LISTED_KEYS = 5;
 // colors from the smallest weight above 0 to the largest; the luminance is monotonic
 const COLORS = {
   light: ["#f7f9e3", "#b9dd83", "#4cb87c", "#21818c", "#39508b", "#3b0650"],
@@ -11,6 +11,7 @@ const NEGATIVE = {light: ["#fdeee2", "#f0a46a", "#b3430c", "#5c1a00"], dark: ["#
 
 const page = JSON.parse(document.getElementById("data").textContent);
 const selection = {part: null, head: -1, query: 0, key: -1, view: "map", scale: "row"};
+let opening = null;  // what the page opened on
 const panels = [], extensions = [];  // functions that add to a panel each time it is drawn
 
 function element(tag, properties, ...children) {
@@ -28,6 +29,7 @@ const clamp = (value, low, high) => Math.max(low, Math.min(high, value));
 const percent = (weight) => (100 * weight).toFixed(Math.abs(weight) < 0.0995 ? 1 : 0) + "%";
 const visible = (token) => token.trim() || "␣";
 const isDark = () => document.documentElement.dataset.theme === "dark";
+const themeName = () => (isDark() ? "dark" : "light");
 const rgb = (hex) => [1, 3, 5].map((start) => parseInt(hex.slice(start, start + 2), 16));
 
 function ramp(stops) {
@@ -68,7 +70,7 @@ function underline(node, weight, rowMaximum) {
   node.style.borderBottomColor = level < 0 ? "" : `rgb(${colorOf(weight, level).join(" ")})`;
 }
 
-const colorOf = (weight, level) => RAMPS[isDark() ? "dark" : "light"][weight < 0 ? 1 : 0].subarray(4 * level, 4 * level + 3);
+const colorOf = (weight, level, theme = themeName()) => RAMPS[theme][weight < 0 ? 1 : 0].subarray(4 * level, 4 * level + 3);
 
 /** The maps of a run, each with a function from a head (-1 for their mean) to weights and the largest one of each row. */
 function readMaps(run, buffer) {
@@ -112,7 +114,7 @@ function drawCells(canvas, map, head, limit) {
   canvas.width = Math.ceil(columns / step);
   canvas.height = Math.ceil(rows / step);
   const context = canvas.getContext("2d"), image = context.createImageData(canvas.width, canvas.height);
-  const [positive, negative] = RAMPS[isDark() ? "dark" : "light"], levels = new Int16Array(canvas.width * canvas.height);
+  const [positive, negative] = RAMPS[themeName()], levels = new Int16Array(canvas.width * canvas.height);
   for (let i = 0, q = 0; q < rows; q++) {
     const line = ((q / step) | 0) * canvas.width, maximum = largest[q];
     for (let k = 0; k < columns; k++, i++) {
@@ -126,6 +128,51 @@ function drawCells(canvas, map, head, limit) {
     if (level) image.data.set((level < 0 ? negative : positive).subarray(from, from + 4), 4 * i);
   });
   context.putImageData(image, 0, 0);
+}
+
+// in a text of few tokens the largest weight of a row is large by chance
+const MIN_KEYS = 4, LONG_TEXT = 10, MIN_STRUCTURE = 0.75;
+
+/** How a head attends to single other tokens: the mean, over rows with at least MIN_KEYS keys, of the largest weight of a
+    key that is neither the row's own token nor the first one, on which weight rests that nothing else needs; and the row and
+    key of the largest. */
+function structureOf(map, head) {
+  const {weights} = map.read(head), rows = map.rowTokens.length, columns = map.columnTokens.length;
+  const isOwnText = map.rows === map.columns, best = {structure: 0, query: 0, key: -1}, step = Math.ceil(rows / 256);
+  let total = 0, counted = 0, peak = 0;
+  for (let q = 0; q < rows; q += step) {
+    let largest = 0, key = -1, keys = 0;
+    for (let k = 0; k < columns; k++) {
+      const weight = Math.abs(weights[q * columns + k]);
+      if (weight > 0) keys++;
+      if (weight > largest && !(isOwnText && (k === 0 || k === q))) [largest, key] = [weight, k];
+    }
+    if (keys < MIN_KEYS) continue;
+    total += largest;
+    counted++;
+    if (largest > peak) {
+      peak = largest;
+      Object.assign(best, {query: q, key});
+    }
+  }
+  return {...best, structure: counted ? total / counted : 0};
+}
+
+/** What a page opens on: the head with the most structure, at its largest weight; in a short text in which no head has enough,
+    the mean of the heads of the last layer, at the first row that has half as many keys as the fullest one. */
+function openingOf(panel) {
+  let best = {structure: 0};
+  for (const map of panel.maps) {
+    for (let head = 0; head < map.heads; head++) {
+      const found = structureOf(map, head);
+      const isEnough = map.columnTokens.length >= LONG_TEXT || found.structure >= MIN_STRUCTURE;
+      if (isEnough && found.structure > best.structure) best = {...found, part: map.name, head};
+    }
+  }
+  if (best.part) return best;
+  const map = panel.map, {weights} = map.read(panel.head), columns = map.columnTokens.length;
+  const keys = map.rowTokens.map((_, q) => weights.subarray(q * columns, (q + 1) * columns).filter((weight) => weight !== 0).length);
+  return {part: null, head: -1, query: keys.findIndex((count) => 2 * count >= Math.max(...keys)), key: -1, structure: 0};
 }
 
 class Panel {
@@ -143,6 +190,8 @@ class Panel {
     for (const count of run.counts) this.node.append(countBars(count, run.sequences[count.tokens]));
     this.thumbs = [];
     this.groups = new Map();
+    const heads = Math.max(1, ...this.maps.map((map) => map.heads));
+    this.overview.style.setProperty("--thumb", heads <= 4 ? "62px" : heads <= 8 ? "48px" : "40px");
     this.maps.forEach((map) => this.addLayer(map));
     this.buildStage();
   }
@@ -180,7 +229,10 @@ class Panel {
     this.top = element("ol", {className: "top", ariaLabel: "Keys with the largest weights"});
     this.note = element("p", {className: "note"});
     const {image, ...others} = VIEWS, views = choice(this.pixels ? {image, ...others} : others, "view", "View");
-    this.stage.append(element("div", {className: "title"}, this.title, views), this.readout, this.view, this.top, this.note);
+    const save = element("span", {className: "save"}, "Save map", ...["PNG", "SVG"].map((format) =>
+      element("button", {ariaLabel: `Save the map as ${format}`, onclick: () => savePicture(this, format)}, format)));
+    const side = element("div", {className: "side"}, this.readout, this.top, this.note);
+    this.stage.append(element("div", {className: "title"}, this.title, views, save), element("div", {className: "body"}, this.view, side));
   }
 
   drawThumbs(start = 0) {
@@ -195,11 +247,18 @@ class Panel {
     this.title.replaceChildren(map.name, element("span", {}, name ? ` · ${name}${label}` : ""));
     for (const {map: own, head: number, thumb} of this.thumbs) thumb.ariaPressed = String(own === map && number === head);
     const pooled = this.run.pooling > 1 ? ` Each cell is the largest of ${this.run.pooling} × ${this.run.pooling} weights.` : "";
-    this.note.textContent = `${map.title[0].toUpperCase()}${map.title.slice(1)}. ${map.note}${pooled}${selection.view === "map" ? BARS : ""}`;
+    this.note.textContent = `${map.title[0].toUpperCase()}${map.title.slice(1)}. ${map.note}${pooled}${selection.view === "map" ? BARS : ""}${this.reason()}`;
     const draw = {map: drawMap, lines: drawLines, tokens: drawTokens, image: this.pixels ? drawImage : drawMap}[selection.view];
     this.point = draw(this, map, map.read(head));
     for (const extend of extensions) extend(this);
     this.follow();
+  }
+
+  /** Why the page opened on the selected head, if it did. */
+  reason() {
+    const {part, head, structure} = opening;
+    if (!part || this.map.name !== part || this.head !== head) return "";
+    return ` The page opens on this head: of all heads, its tokens attend most to one other token than the first, with ${percent(structure)} on average.`;
   }
 
   /** Shows the selected query and key without drawing the weights again. */
@@ -270,6 +329,7 @@ const KEYS = {
   h: () => moveTo({head: -1}), l: () => moveTo({head: 1}), k: () => moveTo({layer: -1}), j: () => moveTo({layer: 1}),
   m: () => select({head: -1}),
   v: () => select({view: next(Object.keys(VIEWS).filter((view) => view !== "image" || panels[0].pixels), selection.view)}),
+  p: () => panels.forEach((panel) => savePicture(panel, "PNG")),
   s: () => select({scale: next(["row", "whole"], selection.scale)}), t: () => setTheme(isDark() ? "light" : "dark"),
   "?": () => document.getElementById("help").showModal(),
 };
@@ -291,6 +351,11 @@ async function show(data) {
   runs.replaceChildren(...panels.map((panel) => panel.node));
   document.getElementById("text").textContent = data.text;
   document.title = `Attention: ${data.runs.map((run) => run.name || run.title).join(", ")}`;
+  if (!opening && panels[0].maps.length) {
+    opening = openingOf(panels[0]);
+    const {structure, ...chosen} = opening;
+    Object.assign(selection, chosen);
+  }
   select({});
   panels.forEach((panel) => panel.drawThumbs());
 }

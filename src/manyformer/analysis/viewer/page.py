@@ -10,6 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from manyformer.analysis.figures.token_work import IdTokenizer, TextOrIds, ids_of
 from manyformer.analysis.viewer.model_view import ModelView, deflate, view_image, view_text
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text
@@ -21,7 +24,7 @@ NOTEBOOK_HEIGHT = 760
 
 LIVE_PROGRAM = "live.js"
 
-PROGRAM = ("page.js", "drawings.js", "start.js")
+PROGRAM = ("page.js", "drawings.js", "pictures.js", "start.js")
 """The files of the page's program, in the order in which they run; the page contains them and its style compressed."""
 
 
@@ -45,20 +48,25 @@ class AttentionPage:
         )
 
 
-def view(model: Model | Mapping[str, Model], text: str | ImageArray, answer: str | None = None) -> AttentionPage:
+def view(
+    model: Model | Mapping[str, Model], text: TextOrIds | ImageArray, answer: TextOrIds | None = None
+) -> AttentionPage:
     """A page that shows what `model`, or several models by name, compute for `text`, in a notebook or saved as a file.
 
-    Models of images get an image (h, w, c) of bytes instead. The page shows the attention of every head and the
-    computation per token. The target of an encoder-decoder is `answer`, or its own translation. Raises UserError for a
-    model that cannot read the input, or has nothing to show.
+    `text` may be token ids, which a model without a tokenizer needs; models of images get an image (h, w, c) of bytes.
+    The page shows the attention of every head and the computation per token. The target of an encoder-decoder is
+    `answer`, or its own translation. Raises UserError for a model that cannot read the input, or has nothing to show.
     """
     models = model if isinstance(model, Mapping) else {"": model}
-    if not isinstance(text, str):
+    if isinstance(text, np.ndarray) and text.ndim > 1:
         return AttentionPage(
             render_page([view_image(viewed_model, text, name=name) for name, viewed_model in models.items()])
         )
-    views = [view_text(viewed_model, text, answer, name=name) for name, viewed_model in models.items()]
-    return AttentionPage(render_page(views, text=text))
+    # an array of one row holds ids
+    words: TextOrIds = text.tolist() if isinstance(text, np.ndarray) else text
+    views = [view_text(viewed_model, words, answer, name=name) for name, viewed_model in models.items()]
+    shown = words if isinstance(words, str) else IdTokenizer().decode(ids_of(words))
+    return AttentionPage(render_page(views, text=shown))
 
 
 def render_page(views: Sequence[ModelView], *, text: str = "") -> str:

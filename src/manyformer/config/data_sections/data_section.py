@@ -83,6 +83,8 @@ class GivenData(DataSection):
     A run records the kind alone, and it is not among the kinds of `DATA_SECTIONS`."""
 
     kind: Literal["given"] = "given"
+    fingerprint: str = ""
+    """In a comparison, a hash of the first batch and the form of the model: others are other measurements."""
 
 
 DATA_SECTIONS: dict[str, type[DataSection]] = {}

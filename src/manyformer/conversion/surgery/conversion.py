@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
-from manyformer.models.model import Model
+from manyformer.models.model import Model, named_places
 
 LayerGrowth = Literal["silent", "overlapping"]
 
@@ -132,7 +132,7 @@ def rename_layer(name: str, number: int) -> str:
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    return dict(model.named_modules(remove_duplicate=False))
+    return dict(named_places(model))
 
 
 def _depth(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.base.errors import UserError
 from manyformer.base.type_aliases import FloatArray
-from manyformer.models.model import Model
+from manyformer.models.model import Model, named_places
 from manyformer.models.scores import rank_key
 from manyformer.nn.attention.attention import Attention, named_attention
 from manyformer.nn.attention.collaborative_attention import CollaborativeAttention
@@ -51,7 +51,7 @@ def collaborate(
     errors = dict[str, float]()
     converted = set[Attention]()
     copied_weights = dict(model.state_dict())
-    for name, layer in model.named_modules(remove_duplicate=False):
+    for name, layer in named_places(model):
         if isinstance(layer, Attention):
             shared_layer = counterpart.get_submodule(name)
             assert isinstance(shared_layer, CollaborativeAttention)

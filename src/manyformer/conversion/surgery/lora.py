@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.config import LoraConfig
+from manyformer.models.model import named_weight_places
 from manyformer.nn.attention.attention import Attention
 
 
@@ -112,7 +113,7 @@ def is_head(name: str) -> bool:
 
 def _adaptable_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers outside of the head whose weights are trained and in no other place of the model, by name."""
-    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
+    uses = Counter(id(weight) for _, weight in named_weight_places(model))
     return {
         name: layer
         for name, layer in model.named_modules()

@@ -2,20 +2,23 @@
 
 A model with a memory reads windows that are longer than its rows in pieces, from an empty memory on."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from manyformer.base.context_windows import ContextWindows
 from manyformer.base.errors import UserError
 from manyformer.base.type_aliases import LogFn, ProgressFn
 from manyformer.config import RunConfig
+from manyformer.config.training_sections import BatchConfig
+from manyformer.conversion import load
 from manyformer.data import TokenizerPair
+from manyformer.data.batching.given_feed import GivenHeldOut, GivenSource
 from manyformer.data.generated.synthetic_floors import GuessFloors, guess_floors
 from manyformer.data.pipeline.kind import no_log
 from manyformer.data.pipeline.opened import EvaluationData
@@ -23,11 +26,15 @@ from manyformer.inference.evaluate.eval_data import open_run_or_model, task_of_r
 from manyformer.inference.generate import SourceBatch, Translator, answer_sources, decoding_from_options
 from manyformer.models import Model
 from manyformer.models.head import BatchScore
+from manyformer.models.model import CarriedState, eval_mode
 from manyformer.models.scores import ScoreRecord
-from manyformer.models.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings
+from manyformer.models.tasks import EvaluationRequest, EvaluationResult, EvaluationSettings, ScoreSums
 from manyformer.nn.batches import CausalLMBatch
 from manyformer.nn.core import State
 from manyformer.nn.runtime.devices import SMALLER_WORK, report_missing_operator, report_out_of_memory
+from manyformer.recipes.parts.own_modules import LossFn
+from manyformer.recipes.parts.registry import task_of
+from manyformer.training.given_training import as_given_model, batch_of
 
 
 @dataclass(frozen=True)
@@ -51,10 +58,11 @@ class Evaluation:
 
 
 def evaluate(
-    run: str | Path,
+    run: str | Path | nn.Module,
+    data: Any = None,
     *,
     split: str | None = None,
-    data: str | Sequence[str] | None = None,
+    loss: LossFn | None = None,
     windows: ContextWindows | None = None,
     settings: EvaluationSettings | None = None,
     keywords: Mapping[str, Any] | None = None,
@@ -63,15 +71,24 @@ def evaluate(
     on_progress: ProgressFn = lambda share: None,
     log: LogFn = no_log,
 ) -> Evaluation:
-    """Score the final model of the run in the folder `run`.
+    """Score the final model of the run in the folder `run`, or any module on batches.
 
     `split` is "test" or "valid", by default test if the run has one; `data` is a file in the format of the training
-    data, or two parallel files. With `windows` a text is read in overlapping windows, which give each scored token
-    earlier ones of its document, else in the rows of the training. `keywords` override recipe keywords that change no
-    weights, as for `load`. `device` None selects a GPU if there is one. `wrap` replaces the model by the one to score.
+    data, or two parallel files. It may also be batches, as `train` takes them, which a module needs: then the scores
+    are the loss, and accuracy and perplexity where classes are predicted, and `loss` is as in `train`.
+
+    With `windows` a text is read in overlapping windows, which give each scored token earlier ones of its document,
+    else in the rows of the training. `keywords` override recipe keywords that change no weights, as for `load`.
+    `device` None selects a GPU if there is one. `wrap` replaces the model by the one to score.
     `on_progress` is called with the completed share, 0 to 1; `log` receives a line for each change of what is in a
     file. Raises UserError.
     """
+    if isinstance(run, nn.Module) or not _names_files(data):
+        if split is not None or windows is not None or settings is not None:
+            raise UserError("split, windows and settings are for a run and its data; batches are scored as they are")
+        return score_batches(run, data, loss, keywords=keywords, device=device, wrap=wrap)
+    if loss is not None:
+        raise UserError("loss goes with data= of batches; a run computes its own")
     if split is not None and data is not None:
         raise UserError("give either a split or data to score, not both")
     trained = open_run_or_model(run)
@@ -94,6 +111,46 @@ def evaluate(
     # a file need not follow the rule whose guesses these are
     guesses = guess_floors(config.data) if data is None else None
     return Evaluation(task_of_run(config).name, eval_data.name, scores, result.description, result.reading, guesses)
+
+
+def _names_files(data: Any) -> bool:
+    """Whether data is none, a file or several."""
+    if isinstance(data, list | tuple):
+        return all(isinstance(item, str | Path) for item in data)
+    return data is None or isinstance(data, str | Path)
+
+
+def score_batches(
+    source: Any,
+    data: Any,
+    loss: LossFn | None = None,
+    *,
+    keywords: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    wrap: Callable[[Model], Model] = lambda model: model,
+) -> Evaluation:
+    """The scores of a module, or of the model in a folder, on batches that a program gives. Raises UserError."""
+    if data is None:
+        raise UserError("a model that is given as an object needs data=, such as a DataLoader; a run names its own")
+    if isinstance(source, str | Path):
+        model = wrap(load(source, keywords=keywords).to(device))
+    elif keywords:
+        raise UserError(f"keywords ({', '.join(keywords)}) are for a folder; this model is built already")
+    else:
+        module = source if device is None else source.to(device)
+        model = wrap(as_given_model(module, loss).as_model())
+    held_out = GivenHeldOut(GivenSource(data, BatchConfig().tokens, 0, shuffle=False), partial(batch_of, model))
+    carried = CarriedState(model, rows_continue=False)
+    sums = ScoreSums()
+    with eval_mode(model), torch.inference_mode():
+        for batch in held_out:
+            sums = sums.plus(carried.score(batch))
+    if not sums.targets:
+        raise UserError("data gave nothing to score: no batch, or none with a target")
+    task = task_of(model)
+    signature = f"per:target|targets:{sums.targets}"
+    scores = tuple(ScoreRecord(name, value, signature, digits=4) for name, value in task.validation(sums, None).items())
+    return Evaluation(task.name, type(data).__name__, scores, f"{sums.targets:,} targets", {})
 
 
 def score_model(

@@ -33,7 +33,7 @@ from manyformer.nn.runtime.head_selection import (
     select_head_outputs,
     select_head_pairs,
 )
-from manyformer.nn.runtime.torch_internals import is_plain
+from manyformer.nn.runtime.torch_internals import is_plain, is_traced
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 
@@ -147,7 +147,7 @@ class GlobalLocalAttention(MultiHeadLayer):
         """The columns of the global tokens of each row, padded with other tokens; None if they cannot be computed."""
         layout = positions.layout
         batch, length = positions.position_ids.shape
-        if torch.compiler.is_compiling():
+        if is_traced():
             return None
         if isinstance(layout, ContiguousLayout | PrefixedLayout) and layout_is_complete(positions):
             return _layout_indices(self.tokens, layout, length, positions.position_ids.device).expand(batch, -1)

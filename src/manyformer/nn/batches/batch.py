@@ -12,6 +12,7 @@ from torch import Tensor
 
 from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, tree_map
 from manyformer.nn.runtime.devices import device_kind, send
+from manyformer.nn.runtime.torch_internals import is_traced
 
 SegmentLayout = PackedLayout | ContiguousLayout | None
 
@@ -100,7 +101,7 @@ def segment_layout(segments: Int[Tensor, "b l"], known: SegmentLayout = None) ->
 
     A graph that is being compiled knows none: it would be compiled again for the documents of each batch.
     """
-    if torch.compiler.is_compiling():
+    if is_traced():
         return None
     if known is not None or segments.device.type != "cpu":
         return known

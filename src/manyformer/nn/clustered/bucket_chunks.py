@@ -80,9 +80,9 @@ def sort_into_chunks(
     mark = (mark - mark[:, :1]).flatten()
     row = torch.arange(len(order), device=order.device)[:, None]
     token = ((row // interleaved_heads * length + order) * interleaved_heads + row % interleaved_heads).flatten()
-    tokens = torch.full((count * size + 1,), -1, device=token.device).scatter_(0, slot, token)[:-1]
+    tokens = torch.full((count * size + 1,), -1, device=token.device).scatter(0, slot, token)[:-1]
     sorted_fields = (slot, bucket_ids, mark, rank.flatten())
-    slot, bucket_ids, mark, rank = (torch.empty_like(token).scatter_(0, token, x) for x in sorted_fields)
+    slot, bucket_ids, mark, rank = (torch.empty_like(token).scatter(0, token, x) for x in sorted_fields)
     return BucketChunks(tokens.view(count, size), slot, bucket_ids.int(), mark.int(), rank)
 
 
@@ -113,8 +113,8 @@ def document_lengths(segment_ids: Int[Tensor, "n l"]) -> Int[Tensor, "n l"]:
     """The length of each token's document."""
     sorted_ids, order = segment_ids.sort(dim=1)
     document = _run_starts(sorted_ids).flatten().cumsum(0) - 1
-    counts = torch.zeros_like(document).scatter_add_(0, document, torch.ones_like(document))
-    return torch.empty_like(order).scatter_(1, order, counts[document].view(order.shape))
+    counts = torch.zeros_like(document).scatter_add(0, document, torch.ones_like(document))
+    return torch.empty_like(order).scatter(1, order, counts[document].view(order.shape))
 
 
 def same_or_adjacent(

@@ -18,6 +18,7 @@ from manyformer.nn.clustered.bucket_chunks import BucketChunks
 from manyformer.nn.ops import attention_with_lse, tile_softmax
 from manyformer.nn.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 from manyformer.nn.runtime.device_reads import ScratchBuffer
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.torch_internals import autocast_disabled
 
 PAIRS_PER_CALL = {"cpu": 1 << 18}
@@ -73,7 +74,7 @@ def chunk_gather_attention(
     """Outputs for the concatenated tokens of all rows, in float32 at least; those of padding are undefined."""
     dtype = v.dtype
     compute_dtype = torch.promote_types(v.dtype, torch.float32)
-    y: Tensor = _ChunkGatherAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), visibility, scale)  # type: ignore[no-untyped-call]
+    y: Tensor = _ChunkGatherAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), visibility, scale)
     return y.to(dtype)
 
 
@@ -84,7 +85,7 @@ class SavedRounds(NamedTuple):
     weights: list[Tensor]
 
 
-class _ChunkGatherAttention(torch.autograd.Function):
+class _ChunkGatherAttention(HandwrittenGradient):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, visibility: ChunkVisibility, scale: float) -> Tensor:
         saves_weights = any(ctx.needs_input_grad) and visibility.num_pairs <= MAX_SAVED_WEIGHTS
@@ -108,7 +109,6 @@ class _ChunkGatherAttention(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, lse, isolated, *saved = ctx.saved_tensors
         round_lses = saved[: ctx.cuts[0]]
@@ -132,6 +132,21 @@ class _ChunkGatherAttention(torch.autograd.Function):
         grads = grads or [torch.zeros_like(x) for x in (q, k, v)]
         grads[2].addcmul_(grad_y, isolated[:, None].to(grad_y.dtype))
         return *grads, None, None
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        q, k, v, visibility, scale = arguments
+        runner = _RoundRunner(q, k, v, visibility, scale, None)
+        with autocast_disabled(q.device):
+            rounds = [runner.plain(round_index) for round_index in runner.round_indices]
+        if not rounds:
+            return v
+        lses = torch.stack([lse for _, lse in rounds])
+        # a token without another one in reach sees itself
+        isolated = (lses == -torch.inf).all(0)
+        shares = lses.masked_fill(isolated, 0.0).softmax(0)
+        y = (torch.stack([round_y for round_y, _ in rounds]) * shares[..., None]).sum(0)
+        return torch.where(isolated[:, None], v, y)
 
 
 class _RoundRunner:
@@ -177,6 +192,17 @@ class _RoundRunner:
                 self.saved.weights.append(tile_weights)
         # where all pairs are excluded, finite penalties leave a softmax of garbage: its sum says so
         lse.masked_fill_(lse < MASK_BIAS / 2, -torch.inf)
+        return y.index_select(0, chunks.slot), lse.index_select(0, chunks.slot)
+
+    def plain(self, round_index: int) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
+        """`forward` in operations that torch can differentiate, all chunks at once."""
+        chunks = self.visibility.rounds[round_index]
+        q, k, v = self._gather_windows(self._fill_slots(round_index))
+        scores = q @ k.mT * self.scale + _RoundMaskBias(self.visibility, round_index, q).of_all_chunks()
+        # one more slot than there are, for padding
+        y = F.pad((scores.softmax(-1) @ v).flatten(0, 1), (0, 0, 0, 1))
+        lse = F.pad(scores.logsumexp(-1).flatten(), (0, 1), value=-torch.inf)
+        lse = lse.masked_fill(lse < MASK_BIAS / 2, -torch.inf)
         return y.index_select(0, chunks.slot), lse.index_select(0, chunks.slot)
 
     def backward(self, round_index: int, grad_y: Tensor, delta: Tensor, share: Tensor) -> list[Tensor]:
@@ -292,6 +318,17 @@ class _RoundMaskBias:
         for query_values, key_values in self._earlier:
             torch.sub(query_values[chunk_slice, :, None], key_values[chunk_slice, None], out=comparison)
             bias.add_(comparison.abs_().le_(self._visibility.lookback + self._visibility.lookahead), alpha=MASK_BIAS)
+        return bias
+
+    def of_all_chunks(self) -> Float[Tensor, "c m s"]:
+        """The additive mask of all chunks, in operations without buffers."""
+        query_values, key_values = self._bucket
+        excluded = (query_values[:, :, None] != key_values[:, None]).to(self._excluded.dtype)
+        bias = self._excluded + excluded * MASK_BIAS
+        reach = self._visibility.lookback + self._visibility.lookahead
+        for query_values, key_values in self._earlier:
+            is_scored = (query_values[:, :, None] - key_values[:, None]).abs() <= reach
+            bias = bias + is_scored.to(bias.dtype) * MASK_BIAS
         return bias
 
     def _values_of_slots(

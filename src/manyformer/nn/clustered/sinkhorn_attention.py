@@ -16,6 +16,7 @@ from torch import Tensor
 from manyformer.nn.ops import tile_softmax
 from manyformer.nn.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 from manyformer.nn.runtime.device_reads import ScratchBuffer
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, hides_values
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled
 
 PAIRS_PER_THREAD = 1 << 17
@@ -149,11 +150,11 @@ def sortcut_attention(
 
 def _pair_with_sorted(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m s e"]:
     """The last blocks, each concatenated with its sorted block."""
-    y: Tensor = _PairWithSorted.apply(sort.to(x.dtype), x)  # type: ignore[no-untyped-call]
+    y: Tensor = _PairWithSorted.apply(sort.to(x.dtype), x)
     return y
 
 
-class _PairWithSorted(torch.autograd.Function):
+class _PairWithSorted(HandwrittenGradient):
     """Writes blocks and sorted blocks straight to the memory that attention reads."""
 
     @staticmethod
@@ -174,7 +175,6 @@ class _PairWithSorted(torch.autograd.Function):
         return y.flatten(3, 4).transpose(0, 1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor, Tensor]:
         weights, all_blocks = ctx.saved_tensors
         rows, heads, queries, pair_size, width = grad_y.shape
@@ -185,6 +185,11 @@ class _PairWithSorted(torch.autograd.Function):
         grad_x[:, -queries:] += grad_own
         grad_sort, grad_x = (x.view(heads, rows, *x.shape[1:]).transpose(0, 1) for x in (grad_sort, grad_x))
         return grad_sort, grad_x.view(*grad_x.shape[:3], pair_size // 2, width)
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        sort, x = arguments
+        return torch.cat([x[:, :, x.shape[2] - sort.shape[2] :], mix_blocks(sort, x)], 3)
 
 
 def _pair_with_partial(
@@ -242,7 +247,7 @@ def small_batch_attention(
 
     Every query must see a key. The bias takes no gradient.
     """
-    if q.device.type != "cpu":
+    if q.device.type != "cpu" or hides_values():
         return sdpa_attention(q, k, v, scale=scale, mask=mask, bias=bias)
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
     mask_bias = None
@@ -293,11 +298,11 @@ def _mask_to_bias(mask: Bool[Tensor, "c s"], dtype: torch.dtype) -> Float[Tensor
 
 @compiler_disabled
 def _apply_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
-    y: Tensor = _SmallBatchAttention.apply(q, k, v, mask, bias, scale)  # type: ignore[no-untyped-call]
+    y: Tensor = _SmallBatchAttention.apply(q, k, v, mask, bias, scale)
     return y
 
 
-class _SmallBatchAttention(torch.autograd.Function):
+class _SmallBatchAttention(HandwrittenGradient):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float
@@ -324,7 +329,6 @@ class _SmallBatchAttention(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, mask, bias, *saved = ctx.saved_tensors
         if saved:

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from manyformer.nn.core import PADDING_SEGMENT, AlignedLayout, ContiguousLayout, PackedLayout, State, TokenPositions
 from manyformer.nn.runtime.device_reads import block_elements
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.head_selection import select_entries
 
 
@@ -122,11 +122,11 @@ def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, ca
     size = len(weight)
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
     inputs = (part.to(compute_dtype) for part in (x, weight))
-    y: Tensor = _ConvolveShifts.apply(*inputs, 1 - size if causal else -(size // 2))  # type: ignore[no-untyped-call]
+    y: Tensor = _ConvolveShifts.apply(*inputs, 1 - size if causal else -(size // 2))
     return y.to(x.dtype)
 
 
-class _ConvolveShifts(torch.autograd.Function):
+class _ConvolveShifts(HandwrittenGradient):
     """y_i = sum over taps n of w_n x_(i + offset + n), with zeros outside of a row."""
 
     @staticmethod
@@ -136,7 +136,6 @@ class _ConvolveShifts(torch.autograd.Function):
         return _sum_shifts(x, weight, offset)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         dx = dweight = None
@@ -146,6 +145,16 @@ class _ConvolveShifts(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dweight = torch.stack([_sum_products(x, dy, ctx.offset + tap) for tap in range(len(weight))])
         return dx, dweight, None
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        x, weight, offset = arguments
+        length = x.shape[1]
+        padded = F.pad(x, (0, 0, -offset, len(weight) - 1 + offset))
+        # the token itself first, as in the loop over blocks
+        taps = sorted(range(len(weight)), key=lambda tap: tap != -offset)
+        terms = [padded[:, tap : tap + length] * weight[tap] for tap in taps]
+        return sum(terms[1:], terms[0])
 
 
 class _Block(NamedTuple):

@@ -14,6 +14,7 @@ from manyformer.nn.depth.token_subset import AllTokens, HaltedKVStore, TokenGrou
 from manyformer.nn.depth.universal import UniversalBlock, UniversalState, init_step_states, unpack_step_states
 from manyformer.nn.feed_forward.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
 from manyformer.nn.positions.step_signal import PositionStepSignal
+from manyformer.nn.runtime.handwritten_gradient import hides_values
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled
 
 
@@ -232,7 +233,8 @@ class AdaptiveComputation(Layer):
         probabilities: list[Tensor] = []
         for step in range(self.halting.max_steps):
             # with a state all steps are computed, because later tokens attend to each of them
-            if not (any_running := bool(halting_state.running.any())) and state is None:
+            any_running = hides_values() or bool(halting_state.running.any())
+            if not any_running and state is None:
                 break
             inputs = StepInput(states, position_vectors, attention_states[step], cross_state, transition_states[step])
             if not any_running and self.halting.rule.freezes_state:
@@ -259,9 +261,11 @@ class AdaptiveComputation(Layer):
 
     def _select_tokens(self, ctx: Context, halting_state: HaltingState, valid: Bool[Tensor, "b l"]) -> TokenGroup:
         """The tokens that the next step computes."""
-        if not self.halting.rule.freezes_state or bool((halting_state.running == valid).all()):
+        if not self.halting.rule.freezes_state:
             return AllTokens(ctx.positions)
-        if ctx.watch is not no_watch:
+        if not hides_values() and bool((halting_state.running == valid).all()):
+            return AllTokens(ctx.positions)
+        if ctx.watch is not no_watch or hides_values():
             return AllTokens(ctx.positions, halting_state.running)
         return TokenSubset(ctx.positions, halting_state.running)
 

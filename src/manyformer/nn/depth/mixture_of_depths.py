@@ -21,6 +21,7 @@ from manyformer.nn.core import (
     no_watch,
 )
 from manyformer.nn.runtime.exact_shares import ceil_share, ceil_shares
+from manyformer.nn.runtime.handwritten_gradient import hides_values
 from manyformer.nn.runtime.recompute import choose_once
 
 DepthRouting = Literal["top-k", "predictor"]
@@ -137,6 +138,8 @@ def _width_of_best(positions: TokenPositions, length: int, share: float) -> int 
 
 def pack_chosen(chosen: Bool[Tensor, "b l"], width: int | None) -> ChosenTokens:
     """The chosen tokens of each row, in `width` columns: as many as a row has at most, None to count them."""
+    if width is None and hides_values():
+        width = chosen.shape[1]
     width = int(chosen.sum(1).max()) if width is None else width
     # a stable sort keeps the chosen tokens in their order
     columns = (~chosen).to(torch.uint8).argsort(dim=1, stable=True)[:, :width]

@@ -18,6 +18,7 @@ from manyformer.nn.runtime.devices import (
     set_device_generator,
     wide_dtype,
 )
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
 from manyformer.nn.runtime.recompute import ChoiceTape, recording_choices, replaying_choices
 from manyformer.nn.runtime.torch_internals import compiler_disabled, has_autocast
 
@@ -61,7 +62,8 @@ class ReversibleStack(Layer):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         branches = list(self._branches())
         # watchers would see every branch twice, and states are no inputs that gradients flow to
-        if state is None and torch.is_grad_enabled() and ctx.watch is no_watch:
+        is_reversed = state is None and torch.is_grad_enabled() and ctx.watch is no_watch
+        if is_reversed and not needs_plain_operations():
             attended, transformed, losses = _run_reversible(branches, x, ctx)
             return LayerOutput(self._merged(attended, transformed, x), None, losses)
         x1 = x2 = _to_wide(x)
@@ -110,7 +112,7 @@ def _run_reversible(branches: Sequence[Residual], x: Tensor, ctx: Context) -> tu
     return streams
 
 
-class _ReversibleFunction(torch.autograd.Function):
+class _ReversibleFunction(HandwrittenGradient):
     @staticmethod
     def forward(
         ctx: Any, call: ReversibleCall, x: Tensor, memory: Tensor | None, *weights: Tensor
@@ -132,7 +134,6 @@ class _ReversibleFunction(torch.autograd.Function):
         return x1, x2, loss
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad1: Tensor, grad2: Tensor, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         x1, x2, memory = ctx.saved_tensors
         # Long-lived tensors are allocated before the loop and written in place: between the short-lived tensors of the

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyformer.nn.runtime.device_reads import count_values
 from manyformer.nn.runtime.devices import device_kind
 from manyformer.nn.runtime.exact_shares import ceil_shares, exact_share
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, hides_values
 from manyformer.nn.runtime.torch_internals import compiler_disabled
 
 GROUPED_CAPABILITY = 9
@@ -107,13 +107,13 @@ class ExpertBlocks(ExpertGroups):
     ) -> Float[Tensor, "n o"]:
         x, weight, bias = _cast_by_autocast(x, weight, bias)
         blocks = x.view(len(self.experts), -1, x.shape[1])
-        y: Tensor = _BlockProduct.apply(blocks, weight, self.experts)  # type: ignore[no-untyped-call]
+        y: Tensor = _BlockProduct.apply(blocks, weight, self.experts)
         if bias is not None:
             y = y + bias.index_select(0, self.experts)[:, None]
         return y.flatten(0, 1)
 
 
-class _BlockProduct(torch.autograd.Function):
+class _BlockProduct(HandwrittenGradient):
     """x W^T of each block; the copies of weights are made again for the gradient."""
 
     @staticmethod
@@ -122,7 +122,6 @@ class _BlockProduct(torch.autograd.Function):
         return x @ weight.index_select(0, experts).mT
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, experts = ctx.saved_tensors
         grad_x = None
@@ -169,6 +168,21 @@ def dispatch_reference(
     return torch.einsum("end,ne->nd", outputs, dense_weights.to(outputs.dtype))
 
 
+def dispatch_to_all(
+    x: Float[Tensor, "n d"],
+    experts: Int[Tensor, "n k"],
+    weights: Float[Tensor, "n k"],
+    run_experts: Experts,
+    num_experts: int,
+) -> Float[Tensor, "n d"]:
+    """Every expert processes every token, in operations whose shapes do not depend on what was chosen."""
+    rows = x.expand(num_experts, *x.shape).flatten(0, 1)
+    y = run_experts(rows, ExpertBlocks(torch.arange(num_experts, device=x.device))).unflatten(0, (num_experts, -1))
+    # column 0 takes the weights of NO_EXPERT, which is -1
+    dense_weights = weights.new_zeros(x.shape[0], num_experts + 1).scatter_add(1, experts + 1, weights)[:, 1:]
+    return torch.einsum("end,ne->nd", y, dense_weights.to(y.dtype))
+
+
 def dispatch(
     x: Float[Tensor, "n d"],
     experts: Int[Tensor, "n k"],
@@ -181,7 +195,10 @@ def dispatch(
     """The same for chosen pairs alone: assignments sorted by expert.
 
     Nothing is dropped, and no buffer has an axis of experts (Gale et al. 2022, MegaBlocks, arXiv:2211.15841, has
-    kernels of it for a GPU). Without `host_reads` the host does not learn how many tokens an expert has."""
+    kernels of it for a GPU). Without `host_reads` the host does not learn how many tokens an expert has. In exported
+    graphs and under transformations all experts see all tokens."""
+    if hides_values():
+        return dispatch_to_all(x, experts, weights, run_experts, num_experts)
     if host_reads or not experts.numel():
         return dispatch_by_counts(x, experts, weights, run_experts, num_experts)
     if GroupedRows.can_project(x, run_experts.weights):
@@ -220,7 +237,7 @@ def dispatch_in_groups(
     assigned = experts.flatten()
     sorted_experts, order = assigned.where(assigned >= 0, num_experts - 1).sort(stable=True)
     y = run_experts(x.index_select(0, order // experts.shape[1]), GroupedRows(sorted_experts, num_experts))
-    places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    places = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device))
     return _weighted_sum(y, places, experts, weights)
 
 
@@ -284,7 +301,7 @@ def drop_overflow(
     sorted_groups = groups[order]
     # the first assignment of the same expert and document
     first = torch.searchsorted(sorted_groups, sorted_groups)
-    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device) - first)
-    capacity = ceil_shares(exact_share(factor) * per_token / num_experts, count_values(documents, len(documents)))
+    ranks = torch.empty_like(order).scatter_(0, order, torch.arange(order.shape[0], device=order.device) - first)
+    capacity = ceil_shares(exact_share(factor) * per_token / num_experts, count_values(documents, documents.shape[0]))
     overflows = ranks >= capacity[owners]
     return experts.masked_fill(overflows.view_as(experts), NO_EXPERT)

@@ -183,7 +183,7 @@ class SequenceBalanceLoss(RoutingLoss):
         if reads_are_free(documents):
             num_documents = int(last) + 1
         else:
-            num_documents = len(documents)
+            num_documents = documents.shape[0]
         lengths = count_values(documents, num_documents).clamp(min=1)[:, None].to(probabilities.dtype)
         # one cell for each document and expert; tokens without an expert add zero to that of expert 0
         cells = documents[:, None] * num_experts + routing.experts.clamp(min=0)
@@ -270,7 +270,7 @@ class MixtureOfExperts(Layer):
             # only what is processed: losses and the load count what the router chose
             experts = drop_overflow(experts, documents, self.router.num_experts, self.capacity_factor)
         y = dispatch(tokens, experts, routing.weights, self.experts, self.router.num_experts, host_reads=host_reads)
-        if not self.training or not len(tokens):
+        if not self.training or not tokens.shape[0]:
             return y, 0.0
         return y, sum((loss(routing, documents) for loss in self.losses), 0.0)
 
@@ -309,13 +309,13 @@ def _documents(
     positions: TokenPositions, x: Float[Tensor, "b l d"], places: Int[Tensor, " m"] | None
 ) -> Int[Tensor, " m"]:
     """The number of the document, among those of all rows, of each token that is no padding."""
-    rows = torch.arange(len(x), device=x.device)[:, None]
+    rows = torch.arange(x.shape[0], device=x.device)[:, None]
     if places is None:
         return rows.expand(x.shape[:2]).flatten()
     segments = positions.segment_ids.expand(x.shape[:2])
     # a number that differs for documents of different rows, though their segment ids are equal
     keys = (rows * (segments.max() + 1) + segments).flatten().index_select(0, places)
     sorted_keys, order = keys.sort()
-    is_new = F.pad(sorted_keys[1:] != sorted_keys[:-1], (min(1, len(keys)), 0))
+    is_new = F.pad(sorted_keys[1:] != sorted_keys[:-1], (min(1, keys.shape[0]), 0))
     # numbered without gaps, and brought back to the order of the tokens
     return torch.empty_like(order).scatter_(0, order, is_new.cumsum(0))

@@ -18,8 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+
+EXPORTED_LENGTH = 1 << 14
+"""Tokens of which exported graphs sum decays without an error."""
 
 
 class DecaySums(NamedTuple):
@@ -51,11 +55,11 @@ def sum_decays(decay: Float[Tensor, "*b c #r"]) -> ChunkDecays:
 
     Decays below what the type can represent, such as -inf, are total: they count as the weakest whose exponential is
     0, so that no sum of a chunk loses digits to them."""
-    coarse, fine, leaving = _SumDecays.apply(decay)  # type: ignore[no-untyped-call]
+    coarse, fine, leaving = _SumDecays.apply(decay)
     return ChunkDecays(DecaySums(coarse, fine), leaving)
 
 
-class _SumDecays(torch.autograd.Function):
+class _SumDecays(HandwrittenGradient):
     @staticmethod
     def forward(ctx: Any, decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         # coarse sums stay exact only while a chunk's sum fits the digits that `_step` leaves
@@ -67,7 +71,6 @@ class _SumDecays(torch.autograd.Function):
         return coarse, fine, leaving
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: Tensor, dfine: Tensor, dleaving: Tensor) -> Tensor:
         (leaving,) = ctx.saved_tensors
         return gradient_of_decays(dfine, dleaving * leaving)
@@ -110,6 +113,9 @@ def sum_along_tokens(x: Float[Tensor, "*b c r"], *, reverse: bool = False) -> Fl
 
 def _step(length: int, dtype: torch.dtype) -> float:
     """The least power of two of which the sum of so many total decays is an exact multiple."""
+    if torch.compiler.is_exporting():
+        # the graph is for texts of any length
+        length = EXPORTED_LENGTH
     # the number of binary digits of the type, 24 in float32
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
     return float(2.0 ** (math.ceil(math.log2(total_decay(dtype) * length)) - digits))
@@ -135,12 +141,12 @@ def scale_by_decays(
     Their products then have the factors exp(s_i - s_j) of pairs. `early_readers` have those before the token's own
     decay, exp(s_(i-1)). The decays of a chunk must be weak enough for the inverse to be finite."""
     tensors = *readers, *early_readers, *keys
-    *scaled, end = _ScaleByDecays.apply(decay, len(readers), len(early_readers), *tensors)  # type: ignore[no-untyped-call]
+    *scaled, end = _ScaleByDecays.apply(decay, len(readers), len(early_readers), *tensors)
     first_key = len(readers) + len(early_readers)
     return DecayScales(scaled[: len(readers)], scaled[len(readers) : first_key], scaled[first_key:], end)
 
 
-class _ScaleByDecays(torch.autograd.Function):
+class _ScaleByDecays(HandwrittenGradient):
     """All factors share one gradient of the sums, which composed functions would add up product by product."""
 
     @staticmethod
@@ -158,7 +164,6 @@ class _ScaleByDecays(torch.autograd.Function):
         return *(x * factor for x, factor in zip(features, factors)), entering[..., -1:, :].clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         entering, inverse, *features = ctx.saved_tensors
         readers, early_readers = ctx.counts
@@ -177,6 +182,14 @@ class _ScaleByDecays(torch.autograd.Function):
                 dsums.addcmul_(dx, x, value=-1)
             dfeatures.append(dx)
         return sum_along_tokens(dsums, reverse=True), None, None, *dfeatures
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> tuple[Tensor, ...]:
+        decay, readers, early_readers, *features = arguments
+        coarse, fine = split_decays(decay)
+        entering = sum_along_tokens(coarse).exp() * sum_along_tokens(fine).exp()
+        factors = _factors(entering, entering.reciprocal(), readers, early_readers, len(features))
+        return *(x * factor for x, factor in zip(features, factors)), entering[..., -1:, :]
 
 
 def _factors(entering: Tensor, inverse: Tensor, readers: int, early_readers: int, features: int) -> list[Tensor]:
@@ -198,7 +211,7 @@ def halved_pairs(
     missing = (1 << (length - 1).bit_length()) - length
     if missing:
         rows, columns, decay = (F.pad(x, (0, 0, 0, missing)) for x in (rows, columns, decay))
-    pairs: Tensor = _HalvedPairs.apply(rows, columns, decay, lag)  # type: ignore[no-untyped-call]
+    pairs: Tensor = _HalvedPairs.apply(rows, columns, decay, lag)
     if missing:
         return pairs[..., :length, :length]
     return pairs
@@ -230,7 +243,7 @@ def _take_halves(rows: Tensor, columns: Tensor, decay: Tensor, size: int, lag: i
     return _Halves(_halves(rows, size)[1], _halves(columns, size)[0], to_rows.exp_(), from_columns.exp_())
 
 
-class _HalvedPairs(torch.autograd.Function):
+class _HalvedPairs(HandwrittenGradient):
     """Factors are computed again for the gradient: those of all sizes are larger than what they are made of."""
 
     @staticmethod
@@ -252,7 +265,6 @@ class _HalvedPairs(torch.autograd.Function):
         return pairs
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dpairs: Tensor) -> tuple[Tensor | None, ...]:
         rows, columns, decay = ctx.saved_tensors
         lag = ctx.lag
@@ -406,7 +418,7 @@ def decayed_chunks(
         entering = sums.total().exp()
         entered = [*(x * entering for x in readers), *(x * sums_before.total().exp() for x in early_readers)]
         chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
-        table = None if is_exact else _DecayTable.apply(*sums)  # type: ignore[no-untyped-call]
+        table = None if is_exact else _DecayTable.apply(*sums)
         chunks = chunks._replace(table=table, pair_decay=decay if is_exact else None)
     if runs is None:
         return chunks
@@ -438,7 +450,7 @@ def decay_table(coarse: Float[Tensor, "*b c 1"], fine: Float[Tensor, "*b c 1"]) 
     return exponents.clamp_(max=1.0).exp_().tril_()
 
 
-class _DecayTable(torch.autograd.Function):
+class _DecayTable(HandwrittenGradient):
     """`decay_table` with a gradient."""
 
     @staticmethod
@@ -448,10 +460,15 @@ class _DecayTable(torch.autograd.Function):
         return table
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dtable: Tensor) -> tuple[None, Tensor]:
         (table,) = ctx.saved_tensors
         return None, gradient_of_sums(dtable * table)
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        coarse, fine = arguments
+        exponents = coarse - coarse.mT + fine - fine.mT
+        return exponents.tril().clamp(max=1.0).exp().tril()
 
 
 def gradient_of_sums(dexponents: Float[Tensor, "*b c c"]) -> Float[Tensor, "*b c 1"]:

@@ -1,6 +1,7 @@
 """Decays of recurrent memories: constants of heads, or functions of gates that a layer projects from its input."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -8,7 +9,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from manyformer.nn.runtime.devices import device_kind
+from manyformer.nn.runtime.device_reads import ConstantTensor
+from manyformer.nn.runtime.devices import wide_dtype
 from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
 
 
@@ -32,28 +34,22 @@ class FixedDecay(DecayGate):
     """A constant decay of each head, given by its logarithm, in float64 for a model of any precision."""
 
     gate_dim = 0
-    head_axes = (("log_decay_bits", -1), ("rounded_bits", -1))
-    log_decay_bits: Tensor
-    rounded_bits: Tensor
 
-    def __init__(self, log_decay: Float[Tensor, " h"]) -> None:
+    def __init__(self, log_decay: Sequence[float]) -> None:
         super().__init__()
-        # integers, so that no change of the model's dtype makes decays less exact
-        exact = log_decay.double()
-        self.register_buffer("log_decay_bits", exact.view(torch.int64), persistent=False)
-        # those of float32, for devices that have no float64 to look at the others with
-        self.register_buffer("rounded_bits", exact.float().view(torch.int32), persistent=False)
-
-    @property
-    def log_decay(self) -> Float[Tensor, " h"]:
-        """The logarithm of the decay of each head, in the widest dtype of the device."""
-        is_exact = device_kind(self.log_decay_bits.device).has_float64
-        if is_exact:
-            return self.log_decay_bits.view(torch.float64)
-        return self.rounded_bits.view(torch.float32)
+        # numbers, so that no change of the model's dtype makes decays less exact
+        self.log_decay = tuple(log_decay)
 
     def forward(self, gate: Float[Tensor, "b h l n"]) -> Float[Tensor, "b h l r"]:
-        return self.log_decay.to(gate.dtype)[:, None, None].expand(*gate.shape[:3], 1)
+        log_decay = ConstantTensor(self.log_decay, wide_dtype(gate.device)).on(gate.device)
+        return log_decay.to(gate.dtype)[:, None, None].expand(*gate.shape[:3], 1)
+
+    @property
+    def differs_by_head(self) -> bool:
+        return len(self.log_decay) > 1
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        self.log_decay = tuple(self.log_decay[head] for head in selection.entries(len(self.log_decay)))
 
 
 @final

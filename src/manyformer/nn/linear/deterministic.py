@@ -11,11 +11,12 @@ from typing import Any, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from manyformer.nn.core import ContiguousLayout, TokenPositions
 from manyformer.nn.linear.feature_map import FeatureMap, FeatureValues, project_heads
 from manyformer.nn.positions.absolute import last_position
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.head_selection import PerHeadTensors
 from manyformer.nn.runtime.length_norms import unit_length
 
@@ -37,7 +38,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
     return y
 
 
-class _EluPlusOneFunction(torch.autograd.Function):
+class _EluPlusOneFunction(HandwrittenGradient):
     """elu(x) + 1 that saves only its output for the backward pass, with the head axis before the token axis."""
 
     @staticmethod
@@ -49,12 +50,16 @@ class _EluPlusOneFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> Tensor:
         (y,) = ctx.saved_tensors
         # the slope is exp(x) = y below 0, and 1 above, where y exceeds 1
         grad_input: Tensor = grad_output * y.clamp(max=1.0)
         return grad_input
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        (x,) = arguments
+        return F.elu(x) + 1
 
 
 @final

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.nn.core import TokenPositions
+from manyformer.nn.runtime.handwritten_gradient import hides_values
 from manyformer.nn.runtime.head_selection import PerHeadTensors
 from manyformer.nn.runtime.training_hooks import PostStepUpdate
 
@@ -57,7 +58,7 @@ class RandomFeatures(FeatureMap, PerHeadTensors, PostStepUpdate):
         seed = torch.empty((), dtype=torch.long, device="cpu").random_(2**40)
         self.register_buffer("seed", seed.to(torch.empty(0).device))
         self.register_buffer("matrix", torch.empty(heads, count, key_dim))
-        if not self.matrix.is_meta:
+        if not self.matrix.is_meta and not hides_values():
             self.matrix.copy_(self._draw_matrix(int(seed), 0))
 
     @abstractmethod
@@ -119,7 +120,9 @@ def regularized_directions(count: int, key_dim: int, generator: torch.Generator)
 def _orthogonal_units(count: int, key_dim: int, generator: torch.Generator) -> Float[Tensor, "r e"]:
     """Vectors of length 1, uniform over all directions, orthogonal in blocks of `key_dim`."""
     blocks = -(-count // key_dim)
-    q, r = torch.linalg.qr(torch.randn(blocks, key_dim, key_dim, generator=generator, device="cpu"))
+    # torch has no decomposition of half precision
+    dtype = torch.promote_types(torch.get_default_dtype(), torch.float32)
+    q, r = torch.linalg.qr(torch.randn(blocks, key_dim, key_dim, generator=generator, device="cpu", dtype=dtype))
     # with the signs of r's diagonal, q is uniform over all rotations
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None, :]
     units: Tensor = q.mT.reshape(-1, key_dim)[:count]

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyformer.nn.linear import matrix_recurrence
 from manyformer.nn.linear.chunk_decays import decay_table, gradient_of_decays, gradient_of_sums, sum_decays
 from manyformer.nn.linear.matrix_recurrence import RecurrenceResult, zero_memory
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
 
 
 def quadratic(
@@ -71,10 +71,14 @@ def chunked(
     With one decay for all channels the gradient is handwritten: it saves the inputs, the pairs and the memories, each
     about as large as an input.
     """
-    if decay is not None and decay.shape[-1] > 1:
+    if needs_plain_operations() or (decay is not None and decay.shape[-1] > 1):
         return matrix_recurrence.chunked(a, c, v, decay, run, memory, chunk=chunk)
     length = a.shape[2]
-    chunk = min(chunk, length)
+    if torch.compiler.is_exporting():
+        # the number of chunks would be fixed
+        chunk = length
+    else:
+        chunk = min(chunk, length)
     if padding := -length % chunk:
         # zeros decay by exp(0) and add nothing: they leave the memory as it is
         a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (a, c, v))
@@ -84,7 +88,7 @@ def chunked(
             run = torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
     memory = zero_memory(c, v) if memory is None else memory
     scalar_decay = None if decay is None else decay[..., 0]
-    y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)  # type: ignore[no-untyped-call]
+    y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)
     return RecurrenceResult(y[:, :, :length] if padding else y, memory)
 
 
@@ -94,11 +98,11 @@ def divide_by_normalizer(y: Float[Tensor, "b h l fp1"], floor: float) -> Float[T
     A sum closer to 0 than `floor` is replaced by `floor` with its sign: random features may have sums of any sign, and
     a token that sees no key has the sum 0 and gets zeros.
     """
-    result: Tensor = _DivideByNormalizer.apply(y, floor)  # type: ignore[no-untyped-call]
+    result: Tensor = _DivideByNormalizer.apply(y, floor)
     return result
 
 
-class _DivideByNormalizer(torch.autograd.Function):
+class _DivideByNormalizer(HandwrittenGradient):
     """Division that saves only result and divisor; the heads of a token are adjacent in the result's memory."""
 
     @staticmethod
@@ -113,7 +117,6 @@ class _DivideByNormalizer(torch.autograd.Function):
         return result
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_result: Tensor) -> tuple[Tensor, None]:
         result, divisor, is_small = ctx.saved_tensors
         # with y = n / s: dn = dy / s and ds = -(dy . y) / s, both written to the columns of one tensor
@@ -122,6 +125,14 @@ class _DivideByNormalizer(torch.autograd.Function):
         grad_sum = (grad_result * result).sum(-1, keepdim=True).neg_().masked_fill_(is_small, 0.0)
         _divide_into(grad_y[..., -1:], grad_sum, divisor)
         return grad_y, None
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        y, floor = arguments
+        divisor = y[..., -1:]
+        return y[..., :-1] / torch.where(
+            divisor.abs() < floor, torch.full_like(divisor, floor).copysign(divisor), divisor
+        )
 
 
 def _divide_into(result: Tensor, x: Tensor, divisor: Tensor) -> None:
@@ -166,7 +177,7 @@ def _chunk_gates(decay: Tensor | None, run: Tensor | None, chunk: int, like: Ten
     return _ChunkGates(*parts)
 
 
-class _ChunkedLinearAttention(torch.autograd.Function):
+class _ChunkedLinearAttention(HandwrittenGradient):
     """Outputs and final memory; lengths are multiples of the chunk."""
 
     @staticmethod
@@ -185,7 +196,6 @@ class _ChunkedLinearAttention(torch.autograd.Function):
         return y, last
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
         a, c, v, decay, run, pairs, memories = ctx.saved_tensors
         dy, dlast = grads

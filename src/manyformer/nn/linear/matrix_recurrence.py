@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyformer.nn.linear.chunk_decays import decayed_chunks
 from manyformer.nn.runtime.device_reads import reads_are_free
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.torch_internals import is_traced
 
 MAX_EXPONENT = 60.0
 """exp of it, times any feature, is far from overflow in float32."""
@@ -99,7 +100,11 @@ def chunked(
     if removal is not None and decay is not None:
         # early readers have factors of channels: one decay per token is taken for all of them
         decay = decay.expand_as(k)
-    chunk, is_exact = _select_chunk(min(chunk, length), decay)
+    if torch.compiler.is_exporting():
+        # one chunk, as the number of chunks would be fixed
+        chunk, is_exact = _select_chunk(length, decay)
+    else:
+        chunk, is_exact = _select_chunk(min(chunk, length), decay)
     queries, keys, values = (_split_chunks(x, chunk) for x in (q, k, v))
     decays = None
     if decay is not None:
@@ -211,7 +216,7 @@ def _select_chunk(chunk: int, decay: Tensor | None) -> tuple[int, bool]:
     The factors of any strength take longer, but no longer than to wait for a device or to end a compiled graph."""
     if decay is None or decay.shape[-1] == 1 or decay.is_meta:
         return chunk, False
-    if torch.compiler.is_compiling() or not reads_are_free(decay):
+    if is_traced() or not reads_are_free(decay):
         return chunk, True
     shorter = chunk
     while float(_view_chunks(decay.detach(), shorter).sum(-2).amin()) < -MAX_EXPONENT:
@@ -247,11 +252,11 @@ def compose_corrected_chunks(
     chunks: CorrectedChunks, memory: Float[Tensor, "b h r f"]
 ) -> tuple[Float[Tensor, "b h n c f"], Float[Tensor, "b h r f"]]:
     """The outputs Y of all chunks and the memory after the last one."""
-    y, last = _ComposeCorrectedChunks.apply(memory, *chunks)  # type: ignore[no-untyped-call]
+    y, last = _ComposeCorrectedChunks.apply(memory, *chunks)
     return y, last
 
 
-class _ComposeCorrectedChunks(torch.autograd.Function):
+class _ComposeCorrectedChunks(HandwrittenGradient):
     """Saves its inputs, the inverses, the corrections and the memories, each about as large as an input."""
 
     @staticmethod
@@ -280,7 +285,6 @@ class _ComposeCorrectedChunks(torch.autograd.Function):
         return y, last
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
         readers, query_pairs, queries, writers, retention, inverse, corrected, memories = ctx.saved_tensors
         # with the gradient D of the memory after a chunk: dZ = P^T dY + L D, and (I + A)^T dB = dZ
@@ -308,6 +312,24 @@ class _ComposeCorrectedChunks(torch.autograd.Function):
             None if retention is None else (dends * memories).sum_to_size(retention.shape),
             dends if ctx.has_additions else None,
         )
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> tuple[Tensor, Tensor]:
+        memory, *inputs = arguments
+        chunks = CorrectedChunks(*inputs)
+        identity = torch.eye(chunks.system.shape[-1], dtype=memory.dtype, device=memory.device)
+        system = chunks.system.tril(-1) + identity
+        outputs = []
+        for i in range(system.shape[2]):
+            right_side = chunks.values[:, :, i] + chunks.readers[:, :, i] @ memory
+            corrections = torch.linalg.solve_triangular(system[:, :, i], right_side, upper=False, unitriangular=True)
+            outputs.append(chunks.query_pairs[:, :, i] @ corrections + chunks.queries[:, :, i] @ memory)
+            if chunks.retention is not None:
+                memory = memory * chunks.retention[:, :, i]
+            memory = memory + chunks.writers[:, :, i].mT @ corrections
+            if chunks.additions is not None:
+                memory = memory + chunks.additions[:, :, i]
+        return torch.stack(outputs, 2), memory
 
 
 def _chunk_list(x: Float[Tensor, "b #h n *c"] | None, like: Tensor | None = None) -> Sequence[Any]:
@@ -340,11 +362,11 @@ def _compose(
     """The memories before each chunk, S_(n+1) = retention_n S_n + additions_n, and the last one."""
     if retention is None:
         retention = additions.new_ones(()).expand(*additions.shape[:3], 1, 1)
-    memories, last = _ComposeChunks.apply(additions, retention, memory)  # type: ignore[no-untyped-call]
+    memories, last = _ComposeChunks.apply(additions, retention, memory)
     return memories, last
 
 
-class _ComposeChunks(torch.autograd.Function):
+class _ComposeChunks(HandwrittenGradient):
     @staticmethod
     def forward(ctx: Any, additions: Tensor, retention: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         memories = torch.empty_like(additions)
@@ -355,7 +377,6 @@ class _ComposeChunks(torch.autograd.Function):
         return memories, memory
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dmemories: Tensor, dlast: Tensor) -> tuple[Tensor | None, ...]:
         retention, memories = ctx.saved_tensors
         dadditions = torch.empty_like(memories)
@@ -366,3 +387,12 @@ class _ComposeChunks(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             dretention = (dadditions * memories).sum_to_size(retention.shape)
         return dadditions, dretention, dlast
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> tuple[Tensor, Tensor]:
+        additions, retention, memory = arguments
+        memories = []
+        for i in range(additions.shape[2]):
+            memories.append(memory)
+            memory = torch.addcmul(additions[:, :, i], memory, retention[:, :, i])
+        return torch.stack(memories, 2), memory

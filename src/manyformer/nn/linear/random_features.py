@@ -11,7 +11,6 @@ from typing import Any, Literal, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from manyformer.nn.core import TokenPositions
@@ -22,6 +21,7 @@ from manyformer.nn.linear.feature_map import (
     orthogonal_directions,
     regularized_directions,
 )
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 DirectionSampling = Literal["orthogonal", "independent", "regularized"]
@@ -132,7 +132,7 @@ class GeneralizedFavorFeatures(_FavorFeatures):
         return FeatureValues(self.activation(self.project(x, x.shape[-1] ** -0.25)) + self.floor)
 
 
-class _FavorPlusFunction(torch.autograd.Function):
+class _FavorPlusFunction(HandwrittenGradient):
     """Features divided by their maximum, and the logarithm of their common scale; saves inputs and features."""
 
     @staticmethod
@@ -149,13 +149,22 @@ class _FavorPlusFunction(torch.autograd.Function):
         return y, maximum[..., 0] - half_norm - math.log(y.shape[-1]) / 2
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
         x, matrix, y = ctx.saved_tensors
         dy, dlog = grad_outputs
         # y minus the floor is its own derivative; the scale has |x|^2 / 2, the maximum being a constant
         dx = ((y - ctx.floor).mul_(dy) @ matrix).addcmul_(x, dlog[..., None], value=-1)
         return dx.mul_(x.shape[-1] ** -0.25), None, None
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> tuple[Tensor, Tensor]:
+        x, matrix, floor = arguments
+        x = x * x.shape[-1] ** -0.25
+        projected = x @ matrix.T
+        # a constant, which cancels between features and scale
+        maximum = projected.detach().amax(-1, keepdim=True)
+        y = (projected - maximum).exp() + floor
+        return y, maximum[..., 0] - x.square().sum(-1) / 2 - math.log(y.shape[-1]) / 2
 
 
 class _UnitVectorFeatures(RandomFeatures, UndecayedParameters):
@@ -211,7 +220,7 @@ class ArcCosineFeatures(_UnitVectorFeatures):
         return FeatureValues(angles.relu() * angles.shape[-1] ** -0.5)
 
 
-class _SineCosineFunction(torch.autograd.Function):
+class _SineCosineFunction(HandwrittenGradient):
     """Sines and cosines times `scale`; saves only its output, since each is the derivative of the other."""
 
     @staticmethod
@@ -225,9 +234,13 @@ class _SineCosineFunction(torch.autograd.Function):
         return y
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         (y,) = ctx.saved_tensors
         sine, cosine = y.chunk(2, -1)
         sine_grad, cosine_grad = grad_output.chunk(2, -1)
         return (sine_grad * cosine).addcmul_(cosine_grad, sine, value=-1), None
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        angles, scale = arguments
+        return torch.cat([angles.sin(), angles.cos()], -1) * scale

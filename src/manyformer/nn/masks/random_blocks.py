@@ -12,7 +12,7 @@ from torch import Tensor
 from manyformer.nn.core import TokenPositions
 from manyformer.nn.masks.mask import Mask, TokenBounds, VisibilityBounds, pair_shape
 from manyformer.nn.runtime.device_reads import ConstantTensor, is_readable, keep_values, kept_tensor
-from manyformer.nn.runtime.torch_internals import constant_for_compiler
+from manyformer.nn.runtime.torch_internals import constant_for_compiler, is_traced
 
 MAX_QUERY_BLOCKS = 8
 """Bounds are exact for query sets of at most this many blocks; for wider ones any key may be visible."""
@@ -140,6 +140,10 @@ class RandomBlocks(Mask):
     def _table(self, head: int, device: torch.device) -> BlockTable:
         limits = self.local_blocks, self.skip_first, self.skip_last, self.past_only
         parameters = self.size, self.count, self.num_blocks, self.seed, *limits
+        # a graph that is recorded, or tensors without numbers, have tables of their own
+        if is_traced() and not torch.compiler.is_dynamo_compiling():
+            targets = torch.tensor(_drawn_columns(head, self), dtype=torch.long, device=device)
+            return BlockTable(self.size, self.num_blocks, targets)
         # a graph of a compiler holds the name of a table, not its values
         name = f"random_{head}_{'_'.join(map(str, parameters))}".replace("-", "minus")
         _keep_drawn(name, device, head, *parameters)

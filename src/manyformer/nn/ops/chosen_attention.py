@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.nn.ops.softmax_attention import masked_softmax
-from manyformer.nn.runtime.device_reads import count_values, reads_are_free
+from manyformer.nn.runtime.device_reads import count_values, is_readable, reads_are_free
 from manyformer.nn.runtime.recompute import recompute_for_gradient
 
 GATHERED_ELEMENTS = 1 << 22
@@ -41,8 +41,7 @@ def choose_highest_scores(scores: Float[Tensor, "*b n"], count: int, *, may_read
     threshold = values[..., -1:]
     # `topk` chooses any of equal scores: where the last one chosen has equals, a second search decides by the index.
     # On other devices, finding out whether it has would synchronize
-    is_readable = may_read and scores.device.type == "cpu"
-    if not is_readable or torch.compiler.is_compiling() or _has_ties(scores, threshold, count):
+    if not may_read or not is_readable(scores) or _has_ties(scores, threshold, count):
         level = (scores >= threshold).int() + (scores > threshold).int()
         chosen = (level * length + index.int()).topk(count, sorted=False).indices
         values = scores.gather(-1, chosen)

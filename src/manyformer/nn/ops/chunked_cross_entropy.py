@@ -7,9 +7,11 @@ autocast; this one is the same with every torch, and in the precision of the run
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 
 
 class LossOptions(NamedTuple):
@@ -36,11 +38,11 @@ def chunked_cross_entropy(
         dtype = torch.get_autocast_dtype(x.device.type)
     else:
         dtype = x.dtype
-    total: Tensor = _ChunkedCrossEntropy.apply(x, weight, bias, targets, options, dtype)  # type: ignore[no-untyped-call]
+    total: Tensor = _ChunkedCrossEntropy.apply(x, weight, bias, targets, options, dtype)
     return total
 
 
-class _ChunkedCrossEntropy(torch.autograd.Function):
+class _ChunkedCrossEntropy(HandwrittenGradient):
     """Forms the gradients in the forward pass, while a chunk's logits are at hand, so that none is computed twice."""
 
     @staticmethod
@@ -94,10 +96,22 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         gradients = [None if saved is None else saved * grad.to(saved.dtype) for saved in ctx.saved_tensors]
         return *gradients, None, None, None
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        x, weight, bias, targets, options, dtype = arguments
+        with torch.autocast(x.device.type, enabled=False):
+            logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+            return F.cross_entropy(
+                logits.to(torch.promote_types(x.dtype, torch.float32)),
+                targets,
+                ignore_index=options.ignore_index,
+                label_smoothing=options.label_smoothing,
+                reduction="sum",
+            )
 
 
 class _ChunkLoss(NamedTuple):

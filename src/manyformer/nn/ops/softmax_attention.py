@@ -65,7 +65,14 @@ def fused_attention(
         has_key = mask.any(-1, keepdim=True)
         mask = mask | ~has_key
     y = F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, dropout_p=dropout, is_causal=causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        dropout_p=dropout,
+        is_causal=causal,
+        scale=scale,
+        enable_gqa=bool(q.shape[1] != k.shape[1]),
     )
     if has_key is not None:
         y = y.masked_fill(~has_key, 0.0)

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from manyformer.nn.runtime.handwritten_gradient import hides_values
+
 PRODUCTS_PER_BLOCK = {"cpu": 1 << 22}
 """Products of a search that exist at once on a CPU: as many as fit its last-level cache."""
 
@@ -53,6 +55,8 @@ def top_products(
     result = TopProducts(q.new_empty(pairs, queries, count), q.new_empty(pairs, queries, count, dtype=torch.long))
     if not result.columns.numel():
         return result
+    if hides_values():
+        return top_products_reference(q, k, count, hidden)
     limit = PRODUCTS_PER_BLOCK.get(q.device.type, PRODUCTS_PER_BLOCK_ELSEWHERE)
     # many keys at a time first, then as many queries as fit beside them
     width = min(keys, max(count, limit // min(queries, ROWS)))

@@ -11,12 +11,16 @@ from torch import Tensor, nn
 
 from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, TokenPositions
 from manyformer.nn.positions.position import Position
-from manyformer.nn.runtime.device_reads import is_readable
+from manyformer.nn.runtime.device_reads import ConstantTensor, is_readable
 from manyformer.nn.runtime.devices import float64_device
+from manyformer.nn.runtime.torch_internals import is_traced
 from manyformer.nn.runtime.training_hooks import OptionalOnLoad
 
 SinusoidLayout = Literal["interleaved", "halves", "timing"]
 """Sine and cosine alternating, as in the paper; all sines first, as in Marian; or Tensor2Tensor's timing signal."""
+
+MIN_TABLE_ROWS = 512
+"""Positions for which sines and cosines are computed at least."""
 
 DEFAULT_BASE = 10_000.0
 """The largest wavelength is about 2 pi times this."""
@@ -101,9 +105,8 @@ class SinusoidalPosition(AbsolutePosition):
         self.dim = dim
         self.base = base
         self.layout: SinusoidLayout = layout
-        table = sinusoid_table(torch.arange(512), dim, layout, base=base)
-        self.register_buffer("table", table, persistent=False)
-        self.table: Tensor
+        # no buffer: it follows from the settings, also where a model is built without memory
+        self._table: Tensor | None = None
 
     def rows(self, position_ids: Int[Tensor, "*p"], dtype: torch.dtype = torch.float32) -> Float[Tensor, "*p d"]:
         # computed rather than looked up, so the largest position need not be known
@@ -114,13 +117,21 @@ class SinusoidalPosition(AbsolutePosition):
         if isinstance(positions.layout, ContiguousLayout) and x.dtype != torch.float64:
             start = positions.layout.start
             stop = positions.layout.start + x.shape[1]
-            # read once: another thread may replace it by a shorter one
-            table = self.table
-            if stop > table.shape[0]:
-                table = self.rows(torch.arange(2 * stop, device=table.device))
-                self.table = table
-            return x + table[start:stop].to(x.dtype)
+            return x + self._table_rows(start, stop, x.device).to(x.dtype)
         return x + self.rows(positions.position_ids, x.dtype).to(x.dtype)
+
+    def _table_rows(self, start: int, stop: int, device: torch.device) -> Float[Tensor, "l d"]:
+        """The vectors of positions from `start` to `stop`, of a table that grows with them."""
+        # a graph that is recorded computes them: a table with numbers is not its own, and has one length
+        if is_traced():
+            return self.rows(torch.arange(start, stop, device=device))
+        table = self._table
+        if table is None or stop > table.shape[0] or table.device != device:
+            # outside inference mode, whose tensors could not be used in training later
+            with torch.inference_mode(mode=False):
+                table = self.rows(torch.arange(max(MIN_TABLE_ROWS, 2 * stop), device=device))
+            self._table = table
+        return table[start:stop]
 
 
 @final
@@ -138,7 +149,9 @@ class LearnedPosition(AbsolutePosition):
         self.max_length = max_length
         # sines and cosines have a mean square of one half
         self.weight = nn.Parameter(
-            sinusoid_table(torch.arange(max_length), dim + dim % 2)[:, :dim] * (std * math.sqrt(2))
+            (sinusoid_table(torch.arange(max_length), dim + dim % 2)[:, :dim] * (std * math.sqrt(2))).to(
+                torch.get_default_dtype()
+            )
         )
 
     def rows(self, position_ids: Int[Tensor, "*p"]) -> Float[Tensor, "*p d"]:
@@ -200,8 +213,7 @@ class GridPosition(AbsolutePosition):
         self.max_length: int = prefix_tokens + math.prod(shape)
         if order is not None and sorted(order) != list(range(math.prod(shape))):
             raise ValueError(f"{type(self).__name__}: order must name each of the {math.prod(shape)} cells once")
-        self.register_buffer("order", None if order is None else torch.tensor(order), persistent=False)
-        self.order: Tensor | None
+        self.order = None if order is None else ConstantTensor(tuple(order), torch.long)
         self.axes = nn.ModuleList(axes)
 
     def coordinates(self, position_ids: Int[Tensor, "*p"]) -> list[Int[Tensor, "*p"]]:
@@ -209,7 +221,7 @@ class GridPosition(AbsolutePosition):
         # tokens before the array have no cell; their vectors are zeroed afterwards
         cells = (position_ids - self.prefix_tokens).clamp(min=0)
         if self.order is not None:
-            cells = self.order[cells]
+            cells = self.order.on(cells.device)[cells]
         reversed_coordinates: list[Tensor] = []
         for size in reversed(self.shape):
             # row-major: the last axis changes fastest

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from manyformer.nn.core import TokenPositions
 from manyformer.nn.positions.position import Keys, PairScores, Position, Queries, signed_distances
-from manyformer.nn.runtime.head_selection import PerHeadTensors
+from manyformer.nn.runtime.device_reads import ConstantTensor
+from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.torch_internals import weight_dtype
 
@@ -107,17 +108,22 @@ class ContextualPosition(Position):
 class GraphPairPosition(Position, PerHeadTensors):
     """Adds `TokenPositions.pair_scores` to the scaled scores; ValueError if the model computed none."""
 
-    head_axes = (("head_numbers", -1),)
-
     def __init__(self, heads: int) -> None:
         super().__init__()
         # the heads that remain where some are removed
-        self.register_buffer("head_numbers", torch.arange(heads), persistent=False)
-        self.head_numbers: Tensor
+        self.head_numbers = tuple(range(heads))
+
+    @property
+    def differs_by_head(self) -> bool:
+        return len(self.head_numbers) > 1
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        self.head_numbers = tuple(self.head_numbers[head] for head in selection.entries(len(self.head_numbers)))
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
     ) -> PairScores:
         if query_positions.pair_scores is None:
             raise ValueError("this layer needs the scores of pairs of nodes, which GraphormerEncoding computes")
-        return logits + query_positions.pair_scores.index_select(2, self.head_numbers).transpose(1, 2)
+        head_numbers = ConstantTensor(self.head_numbers, torch.long).on(logits.device)
+        return logits + query_positions.pair_scores.index_select(2, head_numbers).transpose(1, 2)

@@ -20,7 +20,8 @@ from manyformer.nn.positions.position import (
     evaluate_distances,
     signed_distances,
 )
-from manyformer.nn.runtime.head_selection import PerHeadTensors
+from manyformer.nn.runtime.device_reads import ConstantTensor
+from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors
 from manyformer.nn.runtime.torch_internals import weight_dtype
 
 BiasDirection = Literal["past", "both"]
@@ -37,8 +38,6 @@ class AlibiPosition(Position, PerHeadTensors):
     bidirectional mask, a later key has the same penalty as an earlier one at the same distance.
     """
 
-    head_axes = (("exponents", -1),)
-
     def __init__(self, heads: int) -> None:
         super().__init__()
         if heads < 1:
@@ -46,9 +45,8 @@ class AlibiPosition(Position, PerHeadTensors):
         power_of_two = 1 << (heads.bit_length() - 1)
         exponents = [2 * n for n in range(1, power_of_two + 1)] + [2 * n + 1 for n in range(heads - power_of_two)]
         # integers, so that no change of the model's dtype makes slopes less exact
-        self.register_buffer("exponents", torch.tensor(exponents), persistent=False)
-        self.exponents: Tensor
-        # gives the precision of the model, which has no parameter here
+        self.exponents = tuple(exponents)
+        # gives the device and the precision of the model, which has no parameter here; its value means nothing
         self.register_buffer("model_marker", torch.zeros(()), persistent=False)
         self.model_marker: Tensor
         self.exponent_scale = -4 / power_of_two
@@ -56,7 +54,15 @@ class AlibiPosition(Position, PerHeadTensors):
     @property
     def slopes(self) -> Float[Tensor, " h"]:
         """The slope of each head, in float32, or in float64 for a model of that precision."""
-        return torch.exp2(self.exponents.to(table_dtype(self.model_marker.dtype)) * self.exponent_scale)
+        exponents = ConstantTensor(self.exponents, torch.long).on(self.model_marker.device)
+        return torch.exp2(exponents.to(table_dtype(self.model_marker.dtype)) * self.exponent_scale)
+
+    @property
+    def differs_by_head(self) -> bool:
+        return len(self.exponents) > 1
+
+    def keep_heads(self, selection: HeadSelection) -> None:
+        self.exponents = tuple(self.exponents[head] for head in selection.entries(len(self.exponents)))
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
@@ -64,7 +70,7 @@ class AlibiPosition(Position, PerHeadTensors):
         return logits - self.slopes[:, None, None] * signed_distances(query_positions, key_positions)[:, None].abs()
 
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
-        distances = torch.arange(-lookback, lookahead + 1, device=self.exponents.device).abs()
+        distances = torch.arange(-lookback, lookahead + 1, device=self.model_marker.device).abs()
         return DistanceTerms(lookback, lookahead, bias=-self.slopes[:, None] * distances)
 
     def extra_repr(self) -> str:
@@ -96,18 +102,17 @@ class T5BiasPosition(Position, PerHeadTensors):
                 "the number of distances with a separate bucket"
             )
         self.direction: BiasDirection = direction
-        edges = bucket_edges(buckets_per_direction, max_distance)
-        self.register_buffer("edges", torch.tensor(edges), persistent=False)
-        self.edges: Tensor
-        self.max_distance: int = edges[-1]
+        self.edges = tuple(bucket_edges(buckets_per_direction, max_distance))
+        self.max_distance: int = self.edges[-1]
         self.weight = nn.Parameter(torch.randn(buckets, heads) * 0.02)
 
     def bucket_index(self, distances: Int[Tensor, "*p"]) -> Int[Tensor, "*p"]:
         """The bucket of each signed distance (key position minus query position)."""
+        edges = ConstantTensor(self.edges, torch.long).on(distances.device)
         if self.direction == "past":
-            return torch.bucketize(-distances, self.edges, right=True)
+            return torch.bucketize(-distances, edges, right=True)
         # later keys have the second half of the table
-        return torch.bucketize(distances.abs(), self.edges, right=True) + (distances > 0) * (self.weight.shape[0] // 2)
+        return torch.bucketize(distances.abs(), edges, right=True) + (distances > 0) * (self.weight.shape[0] // 2)
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
@@ -117,7 +122,7 @@ class T5BiasPosition(Position, PerHeadTensors):
     def distance_terms(self, lookback: int, lookahead: int) -> DistanceTerms:
         lookback = min(lookback, self.max_distance)
         lookahead = min(lookahead, 0 if self.direction == "past" else self.max_distance)
-        distances = torch.arange(-lookback, lookahead + 1, device=self.edges.device)
+        distances = torch.arange(-lookback, lookahead + 1, device=self.weight.device)
         return DistanceTerms(lookback, lookahead, bias=self.weight[self.bucket_index(distances)].T)
 
     def extra_repr(self) -> str:

@@ -18,6 +18,7 @@ from manyformer.nn.positions.position import (
     Queries,
     signed_distances,
 )
+from manyformer.nn.runtime.handwritten_gradient import hides_values
 from manyformer.nn.runtime.head_selection import PerHeadTensors
 
 
@@ -128,7 +129,8 @@ class RelativeLabelPosition(Position, PerHeadTensors):
         self.keys = nn.Parameter(torch.empty(heads, label_count, width))
         self.bias = nn.Parameter(torch.zeros(heads, label_count))
         # the released standard deviation; products with a query then have the query's scale
-        nn.init.trunc_normal_(self.keys, std=0.5, a=-1.0, b=1.0)
+        if not hides_values():
+            nn.init.trunc_normal_(self.keys, std=0.5, a=-1.0, b=1.0)
 
     def pair_labels(self, query_positions: TokenPositions, key_positions: TokenPositions) -> Int[Tensor, "b l s"]:
         """The label of each pair."""

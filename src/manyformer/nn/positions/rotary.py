@@ -13,6 +13,7 @@ from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, To
 from manyformer.nn.positions.position import Position
 from manyformer.nn.runtime.device_reads import ConstantTensor, is_readable
 from manyformer.nn.runtime.devices import float64_device
+from manyformer.nn.runtime.torch_internals import is_traced, real_tensors
 
 
 def rotary_frequencies(width: int, base: float) -> Float64[Tensor, " p"]:
@@ -295,11 +296,12 @@ class RotaryPosition(Position):
         self.base = base
         self.scaling = scaling
         self.max_length = None if scaling is None else scaling.longest
-        if scaling is None:
-            frequencies = rotary_frequencies(rotated, base)
-        else:
-            frequencies = scaling.frequencies(rotated, base)
-        self._frequencies = ConstantTensor(tuple(frequencies.tolist()), torch.float64)
+        with real_tensors():
+            if scaling is None:
+                frequencies = rotary_frequencies(rotated, base)
+            else:
+                frequencies = scaling.frequencies(rotated, base)
+            self._frequencies = ConstantTensor(tuple(frequencies.tolist()), torch.float64)
         # no buffer: converting the model to another dtype must not round the table
         self._table: Tensor | None = None
 
@@ -349,6 +351,9 @@ class RotaryPosition(Position):
 
     def _table_up_to(self, length: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
         """The table of at least `length` positions, extended if necessary; None beyond `MAX_TABLE_ROWS`."""
+        # a table that was made before has numbers, which a graph that is recorded cannot take for its own
+        if is_traced() and not torch.compiler.is_dynamo_compiling():
+            return None
         table = self._table
         if table is not None and length <= table.shape[0] and table.device == device and table.dtype == dtype:
             return table
@@ -411,7 +416,7 @@ def rotate(
     if pairs == "halves":
         return _rotate_halves(upcast, table).to(x.dtype)
     # compilers fuse the sums but cannot generate code for complex numbers; in eager mode these take a single pass
-    if torch.compiler.is_compiling():
+    if is_traced():
         y = _rotate_interleaved(upcast, table)
     else:
         y = _rotate_complex(upcast, table)

@@ -42,7 +42,7 @@ class SinusoidalStepSignal(StepSignal):
         self.dim = dim
         self.first_step = first_step
         self.layout: SinusoidLayout = layout
-        # gives the device and the precision of the model, which has no parameter here
+        # gives the device and the precision of the model, which has no parameter here; its value means nothing
         self.register_buffer("model_marker", torch.zeros(()), persistent=False)
         self.model_marker: Tensor
 
@@ -79,12 +79,13 @@ class NoStepSignal(StepSignal):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        # a buffer, so that it is on the device of the model
-        self.register_buffer("zeros", torch.zeros(dim), persistent=False)
-        self.zeros: Tensor
+        self.dim = dim
+        # gives the device and the precision of the model; its value means nothing
+        self.register_buffer("model_marker", torch.zeros(()), persistent=False)
+        self.model_marker: Tensor
 
     def forward(self, step: int) -> Float[Tensor, " d"]:
-        return self.zeros
+        return self.model_marker.new_zeros(self.dim)
 
 
 @final

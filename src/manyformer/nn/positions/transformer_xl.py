@@ -19,7 +19,7 @@ from manyformer.nn.positions.position import (
 )
 from manyformer.nn.runtime.device_reads import reads_are_free
 from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors, select_head_outputs
-from manyformer.nn.runtime.torch_internals import has_autocast, is_plain, weight_dtype
+from manyformer.nn.runtime.torch_internals import has_autocast, is_plain, is_traced, weight_dtype
 
 MAX_TABLE_DISTANCE = 1 << 13
 """A table of sinusoids ends at this distance; those of larger distances are computed at every call."""
@@ -127,7 +127,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
         weight = self.r_proj.weight
         device_type = weight.device.type
         # weights created in inference mode have no version counter that shows a change
-        may_change = torch.is_grad_enabled() or torch.compiler.is_compiling() or weight.is_inference()
+        may_change = torch.is_grad_enabled() or is_traced() or weight.is_inference()
         if may_change or (self.training and self.dropout.p):
             return self._project(lookback, lookahead)
         # when decoding one token, projecting all distances would take longer than the rest of the step
@@ -147,7 +147,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
     def _project(self, lookback: int, lookahead: int) -> Float[Tensor, "h r e"]:
         vectors: Tensor = self.r_proj(self.dropout(self._sinusoids(lookback, lookahead).to(weight_dtype(self.r_proj))))
         # (r, h e) to (h, r, e), as scores are multiplied head by head
-        return vectors.view(len(vectors), self.heads, -1).transpose(0, 1)
+        return vectors.view(vectors.shape[0], self.heads, -1).transpose(0, 1)
 
     def _sinusoids(self, lookback: int, lookahead: int) -> Float[Tensor, "r d"]:
         """R for these distances, from a table up to `MAX_TABLE_DISTANCE`: sines take longer than the projection."""
@@ -157,7 +157,7 @@ class TransformerXLPosition(Position, PerHeadTensors):
         if self.clamp is not None:
             distances = distances.clamp(-self.clamp, self.clamp)
         max_distance = max(abs(lookback), abs(lookahead))
-        if max_distance > MAX_TABLE_DISTANCE or torch.compiler.is_compiling():
+        if max_distance > MAX_TABLE_DISTANCE or is_traced():
             return sinusoid_table(-distances, self.dim, "halves", dtype=dtype)
         table = self._table
         is_stale = table is None or (table.device, table.dtype) != (device, dtype)

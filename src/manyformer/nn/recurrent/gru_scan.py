@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
 from manyformer.nn.runtime.torch_internals import compiler_disabled
 
 
@@ -135,10 +135,10 @@ def gru_scan(
         attention = StepAttention(query, keys, values, energy, attention.visible)
     if resets is not None and resets.starts is not None:
         resets = resets._replace(starts=resets.starts.to(compute_dtype))
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or needs_plain_operations():
         return gru_scan_reference(token_inputs, gates, candidate, state, attention, resets)
     optional = (*(attention or (None,) * 5), *(resets or (None,) * 3))
-    return ScanResult(*_GRUScan.apply(token_inputs, gates, candidate, state, *optional))  # type: ignore[no-untyped-call]
+    return ScanResult(*_GRUScan.apply(token_inputs, gates, candidate, state, *optional))
 
 
 def _steps(
@@ -198,7 +198,7 @@ def _stack_steps(steps: list[_Step]) -> ScanResult:
     return ScanResult(states_in, states_out, torch.stack(weights) if weights else None)
 
 
-class _GRUScan(torch.autograd.Function):
+class _GRUScan(HandwrittenGradient):
     """Backpropagation through time: a loop for what is sequential, then products over all steps at once."""
 
     @staticmethod
@@ -221,7 +221,6 @@ class _GRUScan(torch.autograd.Function):
         return result.states_in, result.states_out, result.weights
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *output_grads: Tensor | None) -> tuple[Tensor | None, ...]:
         arguments = ctx.saved_tensors[:12]
         saved = ctx.saved_tensors[12:]

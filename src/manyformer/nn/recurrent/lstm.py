@@ -23,6 +23,7 @@ from manyformer.nn.core import (
 )
 from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import compiles_attention, send
+from manyformer.nn.runtime.handwritten_gradient import needs_plain_operations
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, is_plain
 
 FORGET_BIAS = 1.0
@@ -165,7 +166,11 @@ class LSTM(Layer):
         return y, LSTMState(*(part[0].detach() for part in final_states))
 
     def _differentiable_kernels(self, x: Tensor) -> AbstractContextManager[None]:
-        """Leave cuDNN's kernel alone in evaluation mode where gradients are asked for: it keeps nothing for them."""
+        """Leave cuDNN's kernel alone in evaluation mode where gradients are asked for: it keeps nothing for them.
+
+        The kernel of a CPU has no derivative but that."""
+        if needs_plain_operations():
+            return torch.backends.mkldnn.flags(enabled=False)
         if self.training or not compiles_attention(x.device) or not torch.is_grad_enabled():
             return nullcontext()
         return torch.backends.cudnn.flags(enabled=False)

@@ -41,7 +41,7 @@ class StepProjection(nn.Module):
         draw_step_biases(self.bias)
 
     def forward(self, x: Float[Tensor, "b l r"]) -> Float[Tensor, "b l n"]:
-        return F.softplus(F.linear(x, self.weight, self.bias))
+        return F.softplus(F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype)))
 
 
 @final

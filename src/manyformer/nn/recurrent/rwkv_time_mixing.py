@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from manyformer.nn.attention.output_stages import HeadGroupNorm
 from manyformer.nn.convolution.depthwise_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
@@ -20,6 +19,7 @@ from manyformer.nn.linear.recurrent_rules import GeneralizedDeltaRule
 from manyformer.nn.masks import Causal
 from manyformer.nn.positions.position import NoPosition
 from manyformer.nn.runtime.device_reads import block_elements
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.length_norms import unit_length
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
@@ -269,11 +269,11 @@ def mix_tokens(
     x: Float[Tensor, "b l d"], other: Float[Tensor, "b l d"], shares: Float[Tensor, "n d"]
 ) -> Sequence[Float[Tensor, "b l d"]]:
     """x + share * (other - x) for each of the n vectors of shares."""
-    mixtures: Sequence[Tensor] = _MixTokens.apply(x, other, shares)  # type: ignore[no-untyped-call]
+    mixtures: Sequence[Tensor] = _MixTokens.apply(x, other, shares)
     return mixtures
 
 
-class _MixTokens(torch.autograd.Function):
+class _MixTokens(HandwrittenGradient):
     """Saves the differences alone."""
 
     @staticmethod
@@ -283,7 +283,6 @@ class _MixTokens(torch.autograd.Function):
         return tuple(torch.addcmul(x, difference, share) for share in shares)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *dmixtures: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         difference, shares = ctx.saved_tensors
         dx = torch.zeros_like(difference)
@@ -305,11 +304,11 @@ class _MixTokens(torch.autograd.Function):
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2 (So et al. 2021, Primer, arXiv:2109.08668, section 3)."""
-    y: Tensor = _SquaredReLU.apply(x)  # type: ignore[no-untyped-call]
+    y: Tensor = _SquaredReLU.apply(x)
     return y
 
 
-class _SquaredReLU(torch.autograd.Function):
+class _SquaredReLU(HandwrittenGradient):
     """Saves relu(x), which is half of the derivative."""
 
     @staticmethod
@@ -319,7 +318,6 @@ class _SquaredReLU(torch.autograd.Function):
         return rectified * rectified
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> Tensor:
         (rectified,) = ctx.saved_tensors
         dx: Tensor = (rectified * dy).mul_(2)

@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from manyformer.nn.runtime.device_reads import ScratchBuffer
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
 from manyformer.nn.runtime.torch_internals import compiler_disabled
 
 SCAN_CHUNK = 16
@@ -72,9 +72,11 @@ def selective_scan(
 
     For gradients only the memories before the chunks are stored, and those within a chunk are computed again. On a CPU
     as many rows are scanned together as keep the memories of a chunk in its caches."""
+    if needs_plain_operations():
+        return selective_scan_reference(x, steps, rates, writes, reads, memory, starts)
     keep_mask = None if starts is None else (~starts).to(x.dtype)
     rows = _row_groups(x, rates, chunk)
-    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, keep_mask, rows, chunk))  # type: ignore[no-untyped-call]
+    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, keep_mask, rows, chunk))
 
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
@@ -195,7 +197,7 @@ class _Rows(NamedTuple):
         return *token_grads, drates, dmemory
 
 
-class _SelectiveScan(torch.autograd.Function):
+class _SelectiveScan(HandwrittenGradient):
     @staticmethod
     def forward(
         ctx: Any,
@@ -219,7 +221,6 @@ class _SelectiveScan(torch.autograd.Function):
         return torch.cat(outputs, 1).transpose(0, 1), torch.cat(memories)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor, dmemory: Tensor) -> tuple[Tensor | None, ...]:
         x, steps, writes, reads, rates, keep_mask, *initial = ctx.saved_tensors
         tokens = _ScanTokens(x, steps, writes, reads)

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from manyformer.nn.runtime.torch_internals import constant_for_compiler
+from manyformer.nn.runtime.torch_internals import constant_for_compiler, is_traced
 
 BLOCK_ELEMENTS = 96 << 10
 """Elements of a tensor, for each thread of a CPU, that several operations read in turn before the next ones."""
@@ -29,13 +29,15 @@ _numbers = itertools.count()
 
 
 def reads_are_free(x: Tensor) -> bool:
-    """Whether Python may branch on values of `x` without waiting: on a CPU, and where shapes alone are computed."""
-    return x.device.type in ("cpu", "meta")
+    """Whether Python may branch on values of `x` without waiting: on a CPU, and where shapes alone are computed.
+
+    Not where numbers are hidden by a transformation; a graph that is being compiled ends at such a branch."""
+    return x.device.type in ("cpu", "meta") and (torch.compiler.is_dynamo_compiling() or not is_traced())
 
 
 def is_readable(x: Tensor) -> bool:
-    """Whether reading numbers of `x` is possible and free: on a CPU, outside a graph that is being compiled."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+    """Whether reading numbers of `x` is possible and free: on a CPU, outside of graphs and of `torch.func`."""
+    return x.device.type == "cpu" and not is_traced()
 
 
 def places_of(mask: Bool[Tensor, " n"], count: int | None) -> Int[Tensor, " m"]:
@@ -50,7 +52,7 @@ def count_values(values: Int[Tensor, "*n"], size: int) -> Int[Tensor, " size"]:
     """How often each of the numbers below `size` occurs: `torch.bincount`, which on a GPU reads the largest value."""
     flat = values.flatten()
     # adding ones at the values needs no size from the device
-    return torch.zeros(size, dtype=torch.long, device=flat.device).scatter_add_(0, flat, torch.ones_like(flat))
+    return torch.zeros(size, dtype=torch.long, device=flat.device).scatter_add(0, flat, torch.ones_like(flat))
 
 
 class _KeptTensors:
@@ -79,6 +81,9 @@ class ConstantTensor:
 
     def on(self, device: torch.device) -> Tensor:
         """The tensor on `device`."""
+        # a graph that is recorded, or tensors without numbers, have constants of their own
+        if is_traced() and not torch.compiler.is_dynamo_compiling():
+            return torch.tensor(self.values, dtype=self.dtype, device=device)
         _keep(self.name, device)
         return kept_tensor(self.name, device)
 

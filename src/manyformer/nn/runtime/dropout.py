@@ -6,6 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from manyformer.nn.runtime.torch_internals import is_traced
+
 
 def drop(x: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
     """`x` with a fraction `p` of its values zeroed, the others divided by 1 - p (Srivastava et al. 2014, section 10).
@@ -14,7 +16,8 @@ def drop(x: Float[Tensor, "..."], p: float) -> Float[Tensor, "..."]:
     computes with it. Here one draw of 64 bits serves four values: eight times faster, with p rounded to a multiple of
     2^-16.
     """
-    if p == 0.0 or x.device.type != "cpu":
+    # graphs and transformations have no rule for numbers drawn in place
+    if p == 0.0 or x.device.type != "cpu" or is_traced():
         return nn.functional.dropout(x, p)
     # a value is dropped if its 16 bits, as a number from 0 to 65535, are below this
     threshold = round(p * 65536)

@@ -8,8 +8,9 @@ from typing import Any, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
 
 
 def rms_norm(
@@ -20,7 +21,7 @@ def rms_norm(
     if not _lacks_fused_gradient(x, weight):
         return F.rms_norm(x, (width,), weight, eps)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    y: Tensor = _ScaleByLength.apply(x, weight, 1 / width, eps)  # type: ignore[no-untyped-call]
+    y: Tensor = _ScaleByLength.apply(x, weight, 1 / width, eps)
     return y
 
 
@@ -28,7 +29,7 @@ def unit_length(x: Float[Tensor, "*n e"], *, scale: float = 1.0, eps: float) -> 
     """x / sqrt(|x|^2 + eps) times `scale`."""
     if not _lacks_fused_gradient(x, None):
         return x * ((x * x).sum(-1, keepdim=True) + eps).rsqrt() * scale
-    y: Tensor = _ScaleByLength.apply(x, None, scale**-2, eps * scale**-2)  # type: ignore[no-untyped-call]
+    y: Tensor = _ScaleByLength.apply(x, None, scale**-2, eps * scale**-2)
     return y
 
 
@@ -45,6 +46,7 @@ def _lacks_fused_gradient(x: Tensor, weight: Tensor | None) -> bool:
     parts = [x] if weight is None else [x, weight]
     return (
         torch.is_grad_enabled()
+        and not needs_plain_operations()
         and not torch.compiler.is_compiling()
         and any(part.requires_grad for part in parts)
         and all(part.device.type in ("cpu", "meta") and part.dtype in (torch.float32, torch.float64) for part in parts)
@@ -52,7 +54,7 @@ def _lacks_fused_gradient(x: Tensor, weight: Tensor | None) -> bool:
     )
 
 
-class _ScaleByLength(torch.autograd.Function):
+class _ScaleByLength(HandwrittenGradient):
     """y = s w x with s = (share |x|^2 + eps)^(-1/2)."""
 
     @staticmethod
@@ -68,7 +70,6 @@ class _ScaleByLength(torch.autograd.Function):
         return y.mul_(weight)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         # dx = s w dy - share s^3 (w dy . x) x

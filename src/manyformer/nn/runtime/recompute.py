@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from manyformer.nn.runtime.handwritten_gradient import needs_plain_operations
+
 T = TypeVar("T")
 
 ChoiceTape = list[Any]
@@ -46,7 +48,7 @@ def choose_once(choose: Callable[[], T]) -> T:
 
 def recompute_for_gradient(compute: Callable[..., T], *inputs: Any, dropout: float) -> T:
     """`compute(*inputs)`, computed again for the gradient; with `dropout` from the same random numbers."""
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or needs_plain_operations():
         return compute(*inputs)
     result: T = checkpoint(compute, *inputs, use_reentrant=False, preserve_rng_state=dropout > 0)
     return result

@@ -13,9 +13,10 @@ from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad as _forward_ad
 
 # an underscore, but what torch's own pages tell extensions to use; every release from 2.0 on has them here
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 __all__ = [
@@ -30,7 +31,10 @@ __all__ = [
     "has_flash_attention_on_cpu",
     "has_hooks",
     "is_plain",
+    "is_traced",
+    "is_transformed",
     "overflow_of",
+    "real_tensors",
     "tensor_norms",
     "tensor_version",
     "tree_leaves",
@@ -168,6 +172,38 @@ def has_flash_attention_on_cpu() -> bool:
     """Whether torch has its fused attention of a CPU, with log-sum-exps, as operators of their own."""
     name = "_scaled_dot_product_flash_attention_for_cpu"
     return hasattr(torch.ops.aten, name) and hasattr(torch.ops.aten, f"{name}_backward")
+
+
+def is_transformed() -> bool:
+    """Whether operations are differentiated forward, mapped over a batch (`torch.func`), or recorded to be run later.
+
+    A handwritten gradient would then be lost or be wrong: what is computed must be operations of torch."""
+    # a compiler knows such functions, and cannot trace the other questions
+    if torch.compiler.is_compiling():
+        return torch.compiler.is_exporting()
+    return (
+        torch._C._are_functorch_transforms_active()
+        or _forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+    )
+
+
+def is_traced() -> bool:
+    """Whether operations are recorded or transformed, so that the numbers of tensors are hidden or would become fixed.
+
+    In graphs of `torch.compile`, `torch.export`, `make_fx` and `jit.trace`, in `torch.func`, and for fake tensors."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return True
+    if torch._C._len_torch_dispatch_stack():
+        modes = torch._C._TorchDispatchModeKey
+        return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.FAKE, modes.PROXY))
+    return torch._C._get_tracing_state() is not None
+
+
+def real_tensors() -> contextlib.AbstractContextManager[Any]:
+    """Within it tensors of the host have numbers, also where a mode makes tensors without them."""
+    modes: contextlib.AbstractContextManager[Any] = _disable_current_modes()
+    return modes
 
 
 def has_hooks(module: nn.Module) -> bool:

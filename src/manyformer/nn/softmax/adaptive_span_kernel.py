@@ -27,6 +27,7 @@ from manyformer.nn.kernels.kernel import Kernel, KernelCall
 from manyformer.nn.masks.local import Window
 from manyformer.nn.ops.softmax_attention import masked_softmax
 from manyformer.nn.positions.position import Position, signed_distances
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, hides_values
 from manyformer.nn.runtime.head_selection import PerHeadTensors
 from manyformer.nn.runtime.torch_internals import autocast_disabled
 from manyformer.nn.runtime.training_hooks import OwnOptimizerEpsilon, PostStepUpdate
@@ -81,15 +82,12 @@ class AttentionSpans(PerHeadTensors, ABC):
 class FixedAttentionSpans(AttentionSpans):
     """Spans of all heads fixed to `max_span`."""
 
-    head_axes = (("lengths", -2),)
-
     def __init__(self, heads: int, max_span: int, *, ramp: int = 32) -> None:
         super().__init__(heads, max_span, ramp=ramp)
-        self.register_buffer("lengths", torch.full((1, heads, 1), float(max_span)), persistent=False)
-        self.lengths: Tensor
 
     def forward(self, span_queries: Float[Tensor, "b h l n"]) -> Float[Tensor, "#b h #l"]:
-        return self.lengths
+        dtype = torch.promote_types(span_queries.dtype, torch.float32)
+        return span_queries.new_full((1, self.heads, 1), float(self.max_span), dtype=dtype)
 
     def max_reach(self) -> int:
         return self.max_span
@@ -235,7 +233,7 @@ class AdaptiveSpanKernel(Kernel):
 
     def _span_rows(self, call: KernelCall) -> SpanRows | None:
         """The offset of queries against keys where a band can be computed: both contiguous, and enough queries."""
-        if call.watch is not no_watch or call.q.shape[2] <= MAX_REFERENCE_QUERIES:
+        if call.watch is not no_watch or call.q.shape[2] <= MAX_REFERENCE_QUERIES or hides_values():
             return None
         terms = call.position.distance_terms(1, 0)
         has_vectors_alone = terms is not None and terms.keys is not None and terms.bias is None
@@ -324,7 +322,7 @@ def span_attention(
         if vectors is not None:
             table = vectors[head_index if len(vectors) > 1 else slice(None), -width:].to(compute_dtype)
         inputs = (x[:, head_index].to(compute_dtype) for x in (q, k, v))
-        parts.append(_SpanAttention.apply(*inputs, share.to(compute_dtype), table, rows, heads.scale))  # type: ignore[no-untyped-call]
+        parts.append(_SpanAttention.apply(*inputs, share.to(compute_dtype), table, rows, heads.scale))
     if len(parts) > 1:
         order = torch.tensor([head for group in groups.values() for head in group], device=q.device)
         parts = [torch.cat(parts, 1)[:, order.argsort()]]
@@ -332,7 +330,7 @@ def span_attention(
     return y
 
 
-class _SpanAttention(torch.autograd.Function):
+class _SpanAttention(HandwrittenGradient):
     """Attention of one group of heads; `ramp` are the factors by distance, (#b, h, #l, w)."""
 
     @staticmethod
@@ -357,7 +355,6 @@ class _SpanAttention(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> Any:
         q, k, v, ramp, table, unramped, y = ctx.saved_tensors
         band = ctx.band
@@ -376,6 +373,23 @@ class _SpanAttention(torch.autograd.Function):
             grad_k = band_weighted_sum_transposed(grad_scores, q * scale, band)
             grad_v = band_weighted_sum_transposed(weights, grad_y, band)
         return grad_q, grad_k, grad_v, grad_ramp.sum_to_size(ramp.shape), grad_table, None, None
+
+    @classmethod
+    def plain(cls, *arguments: Any) -> Tensor:
+        q, k, v, ramp, table, rows, scale = arguments
+        width = ramp.shape[-1]
+        band = DiagonalBand(rows.offset - width, width, q.shape[2], k.shape[2])
+        with autocast_disabled(q.device):
+            scores = band_products(q * scale, k, band)
+            if table is not None:
+                scores = scores + q @ table.mT
+            hidden = _hidden_keys(rows, band, q.device) | (ramp <= 0)
+            # clamped: the gradient of log(0) is nan even where it is masked
+            scores = (scores + ramp.clamp(min=torch.finfo(ramp.dtype).tiny).log()).masked_fill(hidden, -torch.inf)
+            highest = scores.detach().amax(-1, keepdim=True)
+            weights = (scores - highest.masked_fill(highest == -torch.inf, 0.0)).exp()
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+            return band_weighted_sum(weights, v, band)
 
 
 def _hidden_keys(rows: SpanRows, band: DiagonalBand, device: torch.device) -> Bool[Tensor, "*b l w"]:

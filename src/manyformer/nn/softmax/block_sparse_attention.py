@@ -16,6 +16,7 @@ from torch import Tensor
 from manyformer.nn.ops import attention_with_lse, tile_softmax
 from manyformer.nn.ops.tile_softmax import OutputGradient, TileCall
 from manyformer.nn.runtime.device_reads import ScratchBuffer
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled
 from manyformer.nn.softmax.block_cover import BlockOrder
 from manyformer.nn.softmax.sparse_plan import BlockTiles, HeadGroup, MaskPart, SparsePlan
@@ -42,11 +43,11 @@ def block_sparse_attention(
     """Softmax attention over the pairs in `plan`, in float32 at least; a query that sees no key gets zeros."""
     dtype = v.dtype
     compute_dtype = torch.promote_types(v.dtype, torch.float32)
-    y: Tensor = _BlockSparseAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), plan, scale)  # type: ignore[no-untyped-call]
+    y: Tensor = _BlockSparseAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), plan, scale)
     return y.to(dtype)
 
 
-class _BlockSparseAttention(torch.autograd.Function):
+class _BlockSparseAttention(HandwrittenGradient):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, plan: SparsePlan, scale: float) -> Tensor:
         q, k, v = (x.contiguous() for x in (q, k, v))
@@ -75,7 +76,6 @@ class _BlockSparseAttention(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, y, lse = ctx.saved_tensors
         delta = (grad_y * y).sum(-1, keepdim=True)

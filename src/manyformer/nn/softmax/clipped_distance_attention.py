@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.nn.ops import attention_with_lse
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.softmax import band as bands
 from manyformer.nn.softmax.band import DiagonalBand
 
@@ -48,11 +49,11 @@ def clipped_distance_attention(
     """Softmax of scale q_i k_j + terms[i, r_ij] over keys j, applied to v_j + values[r_ij]."""
     terms = terms.to(torch.promote_types(q.dtype, torch.float32))
     values = None if values is None else values.to(v.dtype)
-    y: Tensor = _ClippedDistanceAttention.apply(q, k, v, terms, values, distances, scale)  # type: ignore[no-untyped-call]
+    y: Tensor = _ClippedDistanceAttention.apply(q, k, v, terms, values, distances, scale)
     return y
 
 
-class _ClippedDistanceAttention(torch.autograd.Function):
+class _ClippedDistanceAttention(HandwrittenGradient):
     @staticmethod
     def forward(
         ctx: Any,

@@ -15,6 +15,7 @@ from torch import Tensor
 from manyformer.nn.positions.position import toeplitz_view
 from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.dropout import drop
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
 from manyformer.nn.runtime.recompute import recompute_for_gradient
 from manyformer.nn.runtime.torch_internals import autocast_disabled
 from manyformer.nn.softmax.toeplitz_attention import QueryOffset
@@ -92,7 +93,7 @@ def distance_vector_attention(
     Row `back` is distance 0, and every distance that occurs has a row of its own. Every query must see a key. Scores
     are recomputed for the gradient, and so are weights where there are many.
     """
-    if not dropout and q.device.type in ("cpu", "meta"):
+    if not dropout and q.device.type in ("cpu", "meta") and not needs_plain_operations():
         dtype = v.dtype
         compute_dtype = torch.promote_types(v.dtype, torch.float32)
         inputs = (None if x is None else x.to(compute_dtype) for x in (q, query_bias, k, v, vectors))
@@ -140,7 +141,7 @@ class ShiftedBlock(NamedTuple):
         return self.pairs.stop - self.pairs.start, self.queries.stop - self.queries.start
 
 
-class ShiftedAttentionFunction(torch.autograd.Function):
+class ShiftedAttentionFunction(HandwrittenGradient):
     """Softmax of `scale` q_i k_j + (q_i + query_bias) vectors[r_ij], applied to v_j."""
 
     @staticmethod
@@ -171,7 +172,6 @@ class ShiftedAttentionFunction(torch.autograd.Function):
         return _by_row(y, q.shape[0])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad_y: Tensor) -> Any:
         *inputs, query_bias, vectors, y, saved_weights = ctx.saved_tensors
         grad_y = _by_head(grad_y.to(y.dtype))

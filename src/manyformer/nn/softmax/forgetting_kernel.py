@@ -14,6 +14,7 @@ from manyformer.nn.masks.local import Causal
 from manyformer.nn.ops import softmax_attention as ops
 from manyformer.nn.runtime.devices import float64_device
 from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.nn.runtime.torch_internals import is_traced
 
 ForgettingPath = Literal["naive", "fused"]
 
@@ -151,7 +152,7 @@ def _has_strong_gates(totals: Float[Tensor, "b g s"], q: Float[Tensor, "b h l e"
     """Whether the gates of some part of the queries sum to more than a score may contain."""
     size = _part_size(q.dtype)
     # 16 bits resolve no more, compiled code must not depend on values, and `meta` tensors have none
-    if size == BLOCK or q.shape[2] == 1 or torch.compiler.is_compiling() or q.is_meta:
+    if size == BLOCK or q.shape[2] == 1 or is_traced() or q.is_meta:
         return False
     sums = totals[..., -q.shape[2] :].detach()
     # repeating the last sum adds no gate to the last part

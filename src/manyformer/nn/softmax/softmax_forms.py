@@ -30,6 +30,7 @@ from manyformer.nn.ops.static_layout import layout_is_complete, materialize
 from manyformer.nn.positions.position import DistanceTerms, Position
 from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.recompute import recompute_for_gradient
+from manyformer.nn.runtime.torch_internals import is_traced
 from manyformer.nn.softmax import (
     clipped_distance_attention,
     distance_vector_attention,
@@ -297,7 +298,7 @@ def dense_mask(
     keys = key_positions.position_ids.shape[1]
     is_small = queries * keys <= MAX_CACHED_MASK_PAIRS and query_positions.position_ids.device.type == "cpu"
     is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)
-    if is_complete and not torch.compiler.is_compiling():
+    if is_complete and not is_traced():
         return _cached_dense_mask(mask, heads, query_positions.layout, key_positions.layout, queries, keys)
     return mask.dense(query_positions, key_positions, heads)
 

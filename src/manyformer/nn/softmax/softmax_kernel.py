@@ -22,6 +22,7 @@ from manyformer.nn.ops.softmax_attention import fused_attention, map_documents
 from manyformer.nn.ops.static_layout import can_plan, has_roles_or_parts, materialize
 from manyformer.nn.positions.position import NoPosition
 from manyformer.nn.runtime.devices import compiles_attention
+from manyformer.nn.runtime.handwritten_gradient import hides_values, needs_plain_operations
 from manyformer.nn.softmax import distance_vector_attention, softmax_forms, toeplitz_attention
 from manyformer.nn.softmax.block_sparse_attention import block_sparse_attention
 from manyformer.nn.softmax.flex_attention import (
@@ -52,6 +53,7 @@ ATTENTION_CALL = 20_000
 FORCED = "forced"
 
 DENSE = "the dense mask of {call.mask!r} for these positions"
+PLAIN = "only operations of torch have all derivatives, and no plan is made of what tensors hold"
 
 ONE_BY_ONE = "{call.packing}, one call each"
 
@@ -381,6 +383,10 @@ def _documents_save_plans(softmax: SoftmaxCall) -> bool:
     )
 
 
+def _needs_plain_operations(softmax: SoftmaxCall) -> bool:
+    return needs_plain_operations() or (softmax.is_on_cpu and hides_values())
+
+
 def _is_not_planned(softmax: SoftmaxCall) -> bool:
     if softmax.has_plain_mask or softmax.pairs < MIN_PAIRS_FOR_PLAN:
         return True
@@ -406,6 +412,10 @@ STATIC_STEP = (
     ),
     Row("sdpa", SoftmaxCall.fused_with_mask, _always, "one token, with the mask {call.mask!r} of all columns"),
 )
+
+PLAIN_PAIRS = (Row("naive", SoftmaxCall.definition, _always, f"{{call.position_effect}}: {PLAIN}"),)
+
+PLAIN_DENSE = (Row("sdpa", SoftmaxCall.fused_with_mask, _always, f"{DENSE}: {PLAIN}"),)
 
 PAIRS = (
     Refusal(
@@ -539,9 +549,12 @@ TABLE = (
     Section(
         "the static step of one token", lambda s: isinstance(s.call.query_positions.layout, StepLayout), STATIC_STEP
     ),
+    # no plan can be made of what tensors hold, and no handwritten gradient can be used
+    Section("pairs in plain operations", lambda s: s.acts_on_pairs and _needs_plain_operations(s), PLAIN_PAIRS),
     Section("scores or values that a position changes", lambda s: s.acts_on_pairs or s.path == "blocked", PAIRS),
     Section("a mask alone, by a forced path", lambda s: s.path != "auto", FORCED_UNDER_MASK),
     Section("a mask that torch's kernel needs no tensor for", lambda s: s.has_plain_mask, PLAIN_MASK),
+    Section("another mask in plain operations", lambda s: _needs_plain_operations(s), PLAIN_DENSE),
     # leaving out pairs must save more than its calls cost
     Section("another mask on a CPU", lambda s: s.path == "auto" and s.is_on_cpu, ON_CPU),
     # blocks of pairs can be left out, but the weights that dropout acts on are not formed

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from manyformer.nn.ops import attention_with_lse
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 
 BLOCK = 256
 """Queries per block; larger ones waste more on hidden keys ahead, smaller ones slow torch's kernel down."""
@@ -43,7 +44,7 @@ def toeplitz_attention(
     index_bias = _mask_negligible(index_bias, q, k, query_offset, scale)
     # torch's kernel gives a thread a (row, head): with few rows several heads must share a call
     teams = _teams(index_bias, -(-torch.get_num_threads() // q.shape[0]))
-    y: Tensor = _ToeplitzAttention.apply(q, k, v, index_bias.contiguous(), teams, scale)  # type: ignore[no-untyped-call]
+    y: Tensor = _ToeplitzAttention.apply(q, k, v, index_bias.contiguous(), teams, scale)
     return y
 
 
@@ -63,7 +64,7 @@ class ToeplitzBlock(NamedTuple):
     bias: Float[Tensor, "1 h l s"]
 
 
-class _ToeplitzAttention(torch.autograd.Function):
+class _ToeplitzAttention(HandwrittenGradient):
     @staticmethod
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, index_bias: Tensor, teams: list[TeamOfHeads], scale: float

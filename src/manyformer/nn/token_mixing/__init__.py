@@ -29,6 +29,7 @@ from manyformer.nn.masks import AllKeys, Mask
 from manyformer.nn.ops.softmax_attention import map_documents
 from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import float64_device
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.head_selection import PerHeadTensors
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
@@ -358,11 +359,13 @@ def dft_real(
 
 
 def _transform(x: Float[Tensor, "b l d"], norm: DFTNorm) -> Float[Tensor, "b l d"]:
-    y: Tensor = _DFTReal.apply(x, norm)  # type: ignore[no-untyped-call]
+    y: Tensor = _DFTReal.apply(x, norm)
     return y
 
 
-class _DFTReal(torch.autograd.Function):
+class _DFTReal(HandwrittenGradient):
+    has_second_derivative = True
+
     @staticmethod
     def forward(ctx: Any, x: Tensor, norm: DFTNorm) -> Tensor:
         ctx.norm = norm

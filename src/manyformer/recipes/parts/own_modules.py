@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from safetensors.torch import save_model
 from torch import Generator, Tensor, nn
 
-from manyformer.base.errors import UserError
+from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.atomic_files import atomic_path
 from manyformer.base.keyword_checks import check_names
+from manyformer.base.plugins import imported_file
 from manyformer.models import BatchLoss, BatchScore, Model, ModelOutput
 from manyformer.models.model_files import CONFIG_FILE, WEIGHTS_FILE, ModelRecord, ModelSpec
 from manyformer.models.scores import ScoreKind
@@ -27,7 +28,7 @@ from manyformer.nn.batches import IGNORE_INDEX, Batch, TextUnits
 from manyformer.nn.batches.given_batches import GivenBatch
 from manyformer.nn.core import State
 from manyformer.nn.model_inputs import Inputs
-from manyformer.recipes.parts.registry import OWN_RECIPES, Recipe, RecipeCard
+from manyformer.recipes.parts.registry import OWN_RECIPES, RECIPE_FINDERS, Recipe, RecipeCard
 
 LossFn = Callable[..., Tensor]
 """The mean loss of the output of a module, given the output and the target, or the batch where it has no target."""
@@ -83,6 +84,8 @@ class OwnModule(Model[Batch]):
     """A module of the user's own, called with batches; its weights keep their names in files.
 
     `loss_fn` computes the mean loss of its output, for outputs that are neither a loss nor logits of classes."""
+
+    call_form = None
 
     def __init__(self, module: nn.Module, spec: ModelSpec, loss_fn: LossFn | None = None) -> None:
         super().__init__()
@@ -242,6 +245,28 @@ class OwnTask(Task[OwnModule]):
 OWN_TASK = OwnTask()
 
 
+def recipe_in_imported_file(name: str) -> Recipe | None:
+    """The recipe of FILE.py:NAME, a module's class or a function that gives a module; None for other names.
+
+    The file is a program, which must be imported already. Raises UserError."""
+    file, _, attribute = name.rpartition(":")
+    if not file.endswith(".py"):
+        return None
+    module = imported_file(file)
+    if module is None:
+        raise UserError(f"the recipe {name} is in a file, which is a program: --import {file} runs and imports it")
+    factory = getattr(module, attribute, None)
+    if not callable(factory):
+        names = [key for key, value in vars(module).items() if callable(value) and value.__module__ == module.__name__]
+        raise UserError(f"{file} has no class or function '{attribute}'; {suggest_names(attribute, names)}")
+    return register_own(name, factory)
+
+
+RECIPE_FINDERS.append(recipe_in_imported_file)
+
+DEFAULT_VOCABULARY = 256
+"""The number of token ids where neither the data nor a class has said one, as while a run is planned."""
+
 VOCABULARY_NAMES = ("vocab", "vocab_size", "vocabulary", "n_vocab", "num_tokens", "n_tokens", "ntoken")
 """How the parameter of a module's class is called that is the number of token ids."""
 
@@ -256,12 +281,13 @@ def register_own(name: str, factory: Callable[..., nn.Module], loss_fn: LossFn |
         for parameter in parameters.values()
         if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
-    signature = inspect.Signature(
-        [
-            parameters[parameter_name].replace(name=shown, kind=inspect.Parameter.KEYWORD_ONLY)
-            for shown, parameter_name in own_names.items()
-        ]
-    )
+    shown_parameters = {
+        shown: parameters[parameter_name].replace(name=shown, kind=inspect.Parameter.KEYWORD_ONLY)
+        for shown, parameter_name in own_names.items()
+    }
+    if "vocab" in shown_parameters and shown_parameters["vocab"].default is inspect.Parameter.empty:
+        shown_parameters["vocab"] = shown_parameters["vocab"].replace(default=DEFAULT_VOCABULARY)
+    signature = inspect.Signature(list(shown_parameters.values()))
 
     def build(**keywords: Any) -> OwnModule:
         check_names(name, keywords, own_names)
@@ -272,6 +298,12 @@ def register_own(name: str, factory: Callable[..., nn.Module], loss_fn: LossFn |
         ]
         if missing:
             raise UserError(f"{name} needs model.{missing[0]}, for which its {factory.__name__} has no default")
+        keywords = {
+            shown: keywords.get(shown, parameter.default)
+            for shown, parameter in signature.parameters.items()
+            # its factory knows other defaults best
+            if shown in keywords or shown == "vocab"
+        }
         module = factory(**{own_names[shown]: value for shown, value in keywords.items()})
         if not isinstance(module, nn.Module):
             raise UserError(f"{name} must give an nn.Module, and it gave a {type(module).__name__}")

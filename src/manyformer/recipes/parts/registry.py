@@ -168,6 +168,10 @@ OWN_RECIPES: dict[str, Recipe] = {}
 """Modules of the user's own that this process trains, by their names; no list of recipes has them."""
 
 
+RECIPE_FINDERS: list[Callable[[str], Recipe | None]] = []
+"""Functions that know recipes which are in no list, such as classes in a file, by their names."""
+
+
 def recipe(
     title: str,
     *,
@@ -326,6 +330,9 @@ def get_recipe(name: str) -> Recipe:
             f"{name} is a module of the user's own, which only the program that trains it can build: give it to "
             "mf.train, mf.evaluate or mf.compare; safetensors.torch.load_model(module, FILE) reads its weights"
         )
+    for find in RECIPE_FINDERS:
+        if (recipe_found := find(name)) is not None:
+            return recipe_found
     raise UserError(f"there is no recipe '{name}'; {suggest_names(name, recipe_names())}")
 
 
@@ -375,7 +382,8 @@ def recipe_of_spec(spec: ModelSpec, folder: Path) -> tuple[Recipe, dict[str, Any
     """The recipe and keywords of the spec in a folder; see `read_saved_recipe`. Raises DamagedFile for wrong ones."""
     name = spec.recipe
     module = spec.module
-    is_named = name in recipe_names() or name in OWN_RECIPES or name.startswith(OWN_PREFIX)
+    # `get_recipe` knows these, or says what they are
+    is_named = name in recipe_names() or ":" in name
     if module and is_external(module) and not is_named:
         raise UserError(
             f"{folder} needs the recipe '{name}' of the module {module}, which no installed package offers; import it "

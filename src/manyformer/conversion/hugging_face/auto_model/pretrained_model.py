@@ -30,6 +30,7 @@ from manyformer.conversion.hugging_face.tokenizer_exchange import write_tokenize
 from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizers.tokenizer import Tokenizer
 from manyformer.models import Model
+from manyformer.models.model import named_weight_places
 from manyformer.models.model_files import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -190,7 +191,7 @@ class ManyformerModel(PreTrainedModel):
         # transformers saves a tied weight under its first name and ties the others when it loads
         self._tied_weights_keys = {
             name: first_names[id(weight)]
-            for name, weight in self.named_parameters(remove_duplicate=False)
+            for name, weight in named_weight_places(self)
             if first_names.setdefault(id(weight), name) != name
         }
         # transformers builds on the meta device and fills from files; what no file has is drawn later (_init_weights)

@@ -1,0 +1,101 @@
+"""Every recipe in other people's tools: what is right, what is refused, what fails and, above all, what is wrong.
+
+    python benchmarks/in_other_tools.py                     # all recipes in all columns
+    python benchmarks/in_other_tools.py --recipes llama bert --columns "second derivative"
+    python benchmarks/in_other_tools.py --share 3/20        # each cell is in one of these shares
+
+Each cell is a process of its own with a tiny model and a limit of time. `right` is equality with the plain model in
+float32, to 1e-5 of its largest number (half precision: to some percent); `refused` is a sentence of the library or of
+the tool's author that says so; `error` is anything else that was raised, with its last words; `wrong` is a result that
+differs. Results are kept in `docs/in_other_tools.json`, from which `docs/make.py` makes a page; the exit code is 1 if a
+cell of a run is wrong or is worse than its kept result.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+import zlib
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from other_tools.cells import COLUMNS, ToolCell
+
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "docs" / "in_other_tools.json"
+SECONDS = 120.0
+ORDER = ("wrong", "error", "slow", "skipped", "refused", "right")
+"""From the worst result to the best."""
+
+
+def main(words: list[str] | None = None) -> int:
+    """Compute cells, keep them and say what is worse; returns the exit code."""
+    options = parser().parse_args(words)
+    import manyformer as mf
+
+    recipes = options.recipes or sorted(mf.recipes())
+    columns = options.columns or list(COLUMNS)
+    if unknown := sorted({*recipes} - {*mf.recipes()}) + sorted({*columns} - {*COLUMNS}):
+        sys.exit(f"there is no {', '.join(unknown)}; columns are {', '.join(COLUMNS)}")
+    kept: dict[str, dict[str, Any]] = {}
+    if options.file.exists():
+        kept = json.loads(options.file.read_text(encoding="utf-8"))
+    worse = []
+    counts: Counter[str] = Counter()
+    for name in recipes:
+        for column in columns:
+            if not is_in_share(f"{name} {column}", options.share):
+                continue
+            start = time.monotonic()
+            result = ToolCell(name, column).run(options.seconds)
+            counts[result["result"]] += 1
+            earlier = kept.get(name, {}).get(column)
+            has_got_worse = earlier and ORDER.index(result["result"]) < ORDER.index(earlier["result"])
+            if result["result"] == "wrong" or has_got_worse:
+                worse.append(f"{name} in {column}: {result}")
+            if result["result"] != "right" or options.verbose:
+                print(f"{name:28s} {column:20s} {result} {time.monotonic() - start:.1f}s", flush=True)
+            if not options.check:
+                kept.setdefault(name, {})[column] = result
+        if not options.check:
+            keep(kept, options.file)
+    print(", ".join(f"{counts[result]} {result}" for result in ORDER if counts[result]))
+    for line in worse:
+        print(f"worse than it was: {line}")
+    return bool(worse)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipes", nargs="+", metavar="NAME")
+    parser.add_argument("--columns", nargs="+", metavar="COLUMN", help=", ".join(COLUMNS))
+    parser.add_argument("--share", metavar="K/N", help="cells of share K (0 to N - 1) alone")
+    parser.add_argument("--file", type=Path, default=FILE, help="where results are kept")
+    parser.add_argument("--check", action="store_true", help="compare with what is kept, and keep nothing")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"the limit of a cell [{SECONDS:g}]")
+    parser.add_argument("--verbose", action="store_true", help="say what is right, too")
+    return parser
+
+
+def is_in_share(cell: str, share: str | None) -> bool:
+    """Whether a cell is in a share K/N, the same on every machine."""
+    if share is None:
+        return True
+    number, _, total = share.partition("/")
+    return zlib.crc32(cell.encode()) % int(total) == int(number)
+
+
+def keep(results: dict[str, dict[str, Any]], file: Path) -> None:
+    """Write all results, one recipe a line."""
+    ordered = {name: {c: results[name][c] for c in COLUMNS if c in results[name]} for name in sorted(results)}
+    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(row)}" for name, row in ordered.items())
+    draft = file.with_suffix(f".{os.getpid()}")
+    draft.write_text("{\n" + lines + "\n}\n", encoding="utf-8")
+    draft.replace(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
