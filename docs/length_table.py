@@ -71,8 +71,8 @@ def _lines(folder: str) -> Iterator[str]:
     yield ""
     yield (
         "Recall: accuracy on 8 pairs of keys and values in rows of 32 tokens, the mean of three seeds (lowest to "
-        "highest), by models of two layers and about 105,000 parameters after 1,000 steps, with windows of 8 tokens "
-        "and, in `qwen3-next`, one layer of softmax; the best guess without a model has "
+        "highest where they differ), by models of two layers and about 105,000 parameters after 1,000 steps, with "
+        "windows of 8 tokens and, in `qwen3-next`, one layer of softmax; the best guess without a model has "
         f"{_best_guess()} %. [All 36 models on six tasks]({folder}suite.md)."
     )
 
@@ -101,7 +101,13 @@ def _recall() -> dict[str, str]:
         accuracy = at_length["accuracy"]
         assert accuracy is not None
         scores.setdefault(measured.case, []).append(accuracy)
-    return {case: f"{fmean(seeds):.0f} ({min(seeds):.0f}–{max(seeds):.0f})" for case, seeds in scores.items()}
+    return {case: _with_range(seeds) for case, seeds in scores.items()}
+
+
+def _with_range(seeds: list[float]) -> str:
+    """The mean, and the lowest and highest where they are not the same number."""
+    mean, lowest, highest = (f"{value:.0f}" for value in (fmean(seeds), min(seeds), max(seeds)))
+    return mean if lowest == highest else f"{mean} ({lowest}–{highest})"
 
 
 def _best_guess() -> str:

@@ -57,7 +57,7 @@ def meaning_of_scores(run: RunConfig, result: TrainResult) -> str:
     if floors := guess_floors(run.data):
         return floors.summary_line
     form = get_recipe(run.recipe).card.task.variant(run.data.kind).data_forms.get(run.data.kind)
-    if form == "next-token":
+    if form == "next-token" and "loss" in result.scores:
         data = open_run_data(run, result.out, no_log)
         rows = cast(Iterable[CausalLMBatch], validation_batches(data.valid, run.evaluate))
         return _meaning_of_loss(result.scores["loss"], text_baselines(data, rows))
