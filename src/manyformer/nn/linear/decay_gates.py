@@ -53,9 +53,9 @@ class FixedDecay(DecayGate):
 
     def keep_heads(self, selection: HeadSelection) -> None:
         decays = self.log_decay.values
-        kept = tuple(decays[head] for head in selection.entries(len(decays)))
-        self.log_decay = ConstantTensor(kept, torch.float64)
-        self.rounded = ConstantTensor(kept, torch.float32)
+        remaining = tuple(decays[head] for head in selection.entries(len(decays)))
+        self.log_decay = ConstantTensor(remaining, torch.float64)
+        self.rounded = ConstantTensor(remaining, torch.float32)
 
 
 @final

@@ -119,8 +119,8 @@ class GraphPairPosition(Position, PerHeadTensors):
 
     def keep_heads(self, selection: HeadSelection) -> None:
         numbers = self.head_numbers.values
-        kept = tuple(numbers[head] for head in selection.entries(len(numbers)))
-        self.head_numbers = ConstantTensor(kept, torch.long)
+        remaining = tuple(numbers[head] for head in selection.entries(len(numbers)))
+        self.head_numbers = ConstantTensor(remaining, torch.long)
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions

@@ -63,8 +63,8 @@ class AlibiPosition(Position, PerHeadTensors):
 
     def keep_heads(self, selection: HeadSelection) -> None:
         exponents = self.exponents.values
-        kept = tuple(exponents[head] for head in selection.entries(len(exponents)))
-        self.exponents = ConstantTensor(kept, torch.long)
+        remaining = tuple(exponents[head] for head in selection.entries(len(exponents)))
+        self.exponents = ConstantTensor(remaining, torch.long)
 
     def score(
         self, logits: PairScores, q: Queries, k: Keys, query_positions: TokenPositions, key_positions: TokenPositions
