@@ -182,7 +182,7 @@ def train_in_process(
             stop_signal,
             open_run_data if objects is None else objects.open_data,
             process_group,
-            build_model if objects is None else objects.build_model,
+            None if objects is None else objects.build_model,
         ).train()
 
 
@@ -197,13 +197,13 @@ class TrainingSession:
         stop_signal: StopSignal,
         open_data: DataOpener,
         process_group: ProcessGroup = SINGLE_PROCESS_GROUP,
-        build: ModelBuilder = build_model,
+        build: ModelBuilder | None = None,
     ) -> None:
         self.run = run
         self.out = out
         self.on_event = on_event
         self.process_group = process_group
-        self._build = build
+        self._build = build or build_model
         self.card = get_recipe(run.recipe).card
         self.task = self.card.task.variant(run.data.kind)
         device = choose_device(run.device, process_group)
