@@ -8,12 +8,14 @@ import errno
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -302,10 +304,28 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         if (sentence := describe_missing(error, "this command")) is not None:
             print_error(sentence)
             return MISTAKE
+    if (place := _own_place(error)) is not None:
+        print_error(f"{place}: {type(error).__name__}: {error}; mend that file (--debug shows the traceback)")
+        return MISTAKE
     print_error(f"{type(error).__name__}: {error}")
     if not debug:
         print_error("this is a defect of manyformer; run the same command with --debug for a traceback")
     return DEFECT
+
+
+def _own_place(error: Exception) -> str | None:
+    """The line of the user's own file in which an error was raised; None for one of an installed package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return None
+    file = Path(frames[-1].filename)
+    installed = (
+        Path(__file__).parents[1],
+        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+    )
+    if not file.is_file() or any(file.is_relative_to(folder) for folder in installed):
+        return None
+    return f"{file}:{frames[-1].lineno}"
 
 
 def _report_usage_error(error: typer.TyperException) -> int:
