@@ -57,7 +57,7 @@ JUDGE = "Judge and compare"
 RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
 
-EARLIER_FORMS = {"thresholds": ("calibrate", "--sweep"), "floors": ("baselines",)}
+EARLIER_FORMS = {"thresholds": ("calibrate", "--sweep")}
 """Commands of version 0.2 with the words that stand for them."""
 
 
@@ -191,7 +191,7 @@ def _run_reporting_errors(imports: list[str], remaining: list[str], *, debug: bo
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _report_error(error, debug=debug)
+        return _report_error(error, debug=debug, has_own_modules=bool(imports))
 
 
 def _show_warning(
@@ -276,7 +276,7 @@ def _take_global_options(arguments: list[str]) -> tuple[bool, list[str], list[st
     return "--debug" in arguments[:end], imports, remaining + arguments[end:]
 
 
-def _report_error(error: Exception, *, debug: bool) -> int:
+def _report_error(error: Exception, *, debug: bool, has_own_modules: bool) -> int:
     """Print one line for each error and return the exit code."""
     if isinstance(error, typer.TyperException):
         return _report_usage_error(error)
@@ -304,7 +304,7 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         if (sentence := describe_missing(error, "this command")) is not None:
             print_error(sentence)
             return MISTAKE
-    if (place := _own_place(error)) is not None:
+    if has_own_modules and (place := _own_place(error)) is not None:
         print_error(f"{place}: {type(error).__name__}: {error}; mend that file (--debug shows the traceback)")
         return MISTAKE
     print_error(f"{type(error).__name__}: {error}")
