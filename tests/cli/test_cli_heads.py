@@ -137,3 +137,13 @@ def test_prune_refuses(cli: Cli, text_run: Path, tmp_path: Path, words: tuple[st
     assert ended.code == 2
     assert message in ended.err
     assert not (tmp_path / "x").exists()
+
+
+def test_heads_of_another_text_than_the_run_held_out(cli: Cli, text_run: Path, here: Path) -> None:
+    (here / "other.txt").write_text("the dog ran up the tree\n" * 9)
+    own = json.loads(cli("heads", str(text_run), "--sentences", "8", "--json").out)
+    other = json.loads(cli("heads", str(text_run), "--sentences", "8", "--data", "other.txt", "--json").out)
+    assert own["heads"] != other["heads"]
+    refused = cli("heads", str(text_run), "--data", "other.txt", "--importance")
+    assert refused.code == 2
+    assert "read held-out data" in refused.err

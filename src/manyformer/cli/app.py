@@ -8,12 +8,14 @@ import errno
 import inspect
 import os
 import sys
+import sysconfig
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, TextIO
 
 import typer
@@ -55,7 +57,7 @@ JUDGE = "Judge and compare"
 RENAMED_COMMANDS = {"paint": "generate", "tag": "predict"}
 """The commands that took the place of earlier ones."""
 
-EARLIER_FORMS = {"thresholds": ("calibrate", "--sweep"), "floors": ("baselines",)}
+EARLIER_FORMS = {"thresholds": ("calibrate", "--sweep")}
 """Commands of version 0.2 with the words that stand for them."""
 
 
@@ -189,7 +191,7 @@ def _run_reporting_errors(imports: list[str], remaining: list[str], *, debug: bo
     except Exception as error:
         if debug:
             traceback.print_exc()
-        return _report_error(error, debug=debug)
+        return _report_error(error, debug=debug, has_own_modules=bool(imports))
 
 
 def _show_warning(
@@ -274,7 +276,7 @@ def _take_global_options(arguments: list[str]) -> tuple[bool, list[str], list[st
     return "--debug" in arguments[:end], imports, remaining + arguments[end:]
 
 
-def _report_error(error: Exception, *, debug: bool) -> int:
+def _report_error(error: Exception, *, debug: bool, has_own_modules: bool) -> int:
     """Print one line for each error and return the exit code."""
     if isinstance(error, typer.TyperException):
         return _report_usage_error(error)
@@ -302,10 +304,28 @@ def _report_error(error: Exception, *, debug: bool) -> int:
         if (sentence := describe_missing(error, "this command")) is not None:
             print_error(sentence)
             return MISTAKE
+    if has_own_modules and (place := _own_place(error)) is not None:
+        print_error(f"{place}: {type(error).__name__}: {error}; mend that file (--debug shows the traceback)")
+        return MISTAKE
     print_error(f"{type(error).__name__}: {error}")
     if not debug:
         print_error("this is a defect of manyformer; run the same command with --debug for a traceback")
     return DEFECT
+
+
+def _own_place(error: Exception) -> str | None:
+    """The line of the user's own file in which an error was raised; None for one of an installed package."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return None
+    file = Path(frames[-1].filename)
+    installed = (
+        Path(__file__).parents[1],
+        *(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")),
+    )
+    if not file.is_file() or any(file.is_relative_to(folder) for folder in installed):
+        return None
+    return f"{file}:{frames[-1].lineno}"
 
 
 def _report_usage_error(error: typer.TyperException) -> int:

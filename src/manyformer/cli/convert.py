@@ -50,6 +50,9 @@ def import_folder(
     from manyformer.conversion.hugging_face.model_import import save_imported
 
     check_new_folder(out)
+    if not Path(folder).exists():
+        remedy = f"nothing is downloaded: run `hf download {folder} --local-dir downloads/{Path(folder).name}` first"
+        raise UserError(f"there is no folder {folder}; {remedy}")
     with status_line(f"reading {folder}"):
         imported = import_model(folder, base=base)
     save_imported(imported.model, out)
@@ -236,13 +239,8 @@ def _further_training(recipe: "Recipe", keywords: dict[str, Any], out: str) -> s
     # only those that a run must name; the vocabulary comes with the data
     settings = {name: value for name, value in keywords.items() if value != defaults[name].default}
     chosen = [shlex.quote(f"model.{name}={value}") for name, value in settings.items() if name != "vocab"]
-    words = [
-        recipe.card.name,
-        f"init_from={shlex.quote(out)}",
-        *chosen,
-        f"out={shlex.quote(out.rstrip('/') + '-trained')}",
-    ]
-    return f"manyformer train {' '.join(words)} data.path=stdlib"
+    new_run = shlex.quote(f"{out.rstrip('/')}-trained")
+    return " ".join(["manyformer train", recipe.card.name, f"init_from={shlex.quote(out)}", *chosen, f"out={new_run}"])
 
 
 def _report_page(report: "ConversionReport", match: str) -> Iterator[Block]:

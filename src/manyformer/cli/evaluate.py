@@ -257,6 +257,10 @@ def baselines(
     return Output(measured, [title, PageTable(("guess", "accuracy", "+-"), rows, right=(1, 2))])
 
 
+# the name of version 0.2
+command(None, name="floors", accepts_settings=True, hidden=True)(baselines)
+
+
 def _generated_data(target: str, settings: list[str]) -> "SyntheticData":
     from manyformer.config import SyntheticData, load_run, shipped_runs
     from manyformer.recipes import recipe_names

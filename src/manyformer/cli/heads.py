@@ -12,7 +12,7 @@ from typer import Option
 from manyformer.base.errors import UserError
 from manyformer.cli.app import USE, command
 from manyformer.cli.console import Block, Heading, Output, PageTable, json_form, print_note, status_line
-from manyformer.cli.model_arguments import resolve_device
+from manyformer.cli.model_arguments import data_paths, resolve_device
 from manyformer.cli.options import DeviceOption, JsonOption, NewFolderOption, PictureOption, RunFolderArgument
 
 if TYPE_CHECKING:
@@ -34,6 +34,7 @@ T = TypeVar("T")
     "manyformer heads runs/translate-multi30k --importance --relevance 50",
     "manyformer heads runs/images-digits --importance --ablate accuracy --out heads.svg",
     "manyformer heads runs/lm-stdlib --sentences 100 --json",
+    "manyformer heads runs/lm-stdlib --data other.txt",
 )
 def heads(
     run: RunFolderArgument,
@@ -48,6 +49,7 @@ def heads(
         bool, Option("--spectrum", help="Also: the share of the largest quarter of each head's singular values.")
     ] = False,
     relevance: Annotated[int, Option(metavar="N", min=0, help="Also: relevance by layers, of N sentences.")] = 0,
+    data: Annotated[list[str] | None, Option(help="A file to read instead; two parallel files, source first.")] = None,
     sentences: Annotated[int, Option(min=1, help="Number of held-out sentences or rows, and of trees.")] = 1000,
     out: PictureOption = None,
     save: Annotated[bool, Option("--save", help="Keep the labels in the run's folder, as heads.json.")] = False,
@@ -67,12 +69,15 @@ def heads(
 
     if out is not None:
         check_picture(out)
+    file = data_paths(data)
+    if file is not None and (importance or ablate is not None or relevance):
+        raise UserError("--data is for what heads attend to; --importance, --ablate and --relevance read held-out data")
     trained = open_run(run)
     model = trained.load_model(resolve_device(device))
     measures = _measures(trained, model, ablate, relevance, sentences, importance=importance)
     with status_line(f"reading sentences with {run}") as status:
         try:
-            analysis = _analyze(trained, model, trees, sentences, status)
+            analysis = _analyze(trained, model, trees, sentences, status, file)
             refusal = None
         except UserError as error:
             # the heads of a model that reads no text can be measured all the same
@@ -102,15 +107,20 @@ def heads(
 
 
 def _analyze(
-    trained: "TrainedRun", model: "Model", trees: Path | None, sentences: int, status: Callable[[str], None]
+    trained: "TrainedRun",
+    model: "Model",
+    trees: Path | None,
+    sentences: int,
+    status: Callable[[str], None],
+    file: str | list[str] | None,
 ) -> "HeadAnalysis":
-    """Read the held-out sentences, and those with trees."""
+    """Read the held-out sentences, or those of a file, and those with trees."""
     from manyformer.analysis.heads import HeadAnalysis
     from manyformer.analysis.heads.run_measures import held_out_sentences, token_frequencies, treebank_sentences
 
     frequencies = token_frequencies(trained)
     analysis = HeadAnalysis(model, frequencies)
-    for text in held_out_sentences(trained, sentences):
+    for text in held_out_sentences(trained, sentences, file):
         analysis.read(text)
         status(f"{analysis.sentences:,} sentences")
     if trees is not None:

@@ -16,7 +16,7 @@ from manyformer.analysis.heads.relevance import head_relevance, layer_relevance
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.data import Tokenizer
 from manyformer.data.batching.epochs import HeldOutBatches
-from manyformer.data.pipeline.opened import EvaluationData
+from manyformer.data.pipeline.opened import EvaluationData, EvaluationPath
 from manyformer.data.rollouts import EpisodeBatch
 from manyformer.data.storage.cache_folder import load_prepared
 from manyformer.data.text.open_trees import reads_running_text
@@ -131,23 +131,23 @@ def _evaluation_score(trained: TrainedRun, model: Model, score_name: str, rows: 
     return score
 
 
-def held_out_sentences(trained: TrainedRun, limit: int) -> Iterator[EncodedText]:
+def held_out_sentences(trained: TrainedRun, limit: int, file: EvaluationPath | None = None) -> Iterator[EncodedText]:
     """The first `limit` held-out sentences of a run, with their targets; of running text as many pieces, spread evenly.
 
-    Raises UserError for data that is no plain text."""
-    data = trained.load_split(None)
-    tokenizers = trained.tokenizers
-    if data.examples:
-        for example in data.examples[:limit]:
-            answer = None
-            if task_of_run(trained.config).takes_source:
-                answer = _encode(example.target, tokenizers.target)
-            yield _encode(example.source, tokenizers.source)._replace(answer=answer)
-    elif data.text is not None:
-        yield from _pieces(data, tokenizers.source, trained.config.data.row_length - SPECIAL_TOKENS, limit)
-    else:
-        title = task_of_run(trained.config).title
-        raise UserError(f"{title} reads no plain text, so there are no sentences to analyse its heads on")
+    With a `file`, or two parallel ones, its sentences. Raises UserError for data that is no plain text."""
+    with trained.open_data(None, file) as data:
+        tokenizers = trained.tokenizers
+        if data.examples:
+            for example in data.examples[:limit]:
+                answer = None
+                if task_of_run(trained.config).takes_source:
+                    answer = _encode(example.target, tokenizers.target)
+                yield _encode(example.source, tokenizers.source)._replace(answer=answer)
+        elif data.text is not None:
+            yield from _pieces(data, tokenizers.source, trained.config.data.row_length - SPECIAL_TOKENS, limit)
+        else:
+            title = task_of_run(trained.config).title
+            raise UserError(f"{title} reads no plain text, so there are no sentences to analyse its heads on")
 
 
 def treebank_sentences(
