@@ -26,6 +26,7 @@ from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 from manyformer.config.comparison import ComparisonFile
+from manyformer.config.published_sizes import PUBLISHED_SIZES
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, section_members
 from manyformer.training.run_folder import as_training_run
 
@@ -209,8 +210,8 @@ def test_documented_runs_and_recipes_resolve(page: Path) -> None:
         names = list(itertools.takewhile(lambda word: not re.search(r"^-|=|^$", word), names))
         for name in names:
             is_path = name.endswith((".yaml", "/", ".py")) or name.startswith(("runs/", "models/", "downloads/"))
-            assert is_path or name in mf.recipes() or name in shipped_runs(), line
-        if words[0] == "train" and names and names[0] in (*mf.recipes(), *shipped_runs()):
+            assert is_path or name in {*mf.recipes(), *PUBLISHED_SIZES} or name in shipped_runs(), line
+        if words[0] == "train" and names and names[0] in (*{*mf.recipes(), *PUBLISHED_SIZES}, *shipped_runs()):
             as_training_run(names[0], [word for word in words[2:] if re.match(r"[\w.]+=", word)])
 
 
