@@ -28,6 +28,7 @@ from manyformer.cli import import_commands
 from manyformer.cli.app import app
 from manyformer.config import shipped_runs
 from manyformer.config.comparison import ComparisonFile
+from manyformer.config.published_sizes import PUBLISHED_SIZES
 from manyformer.config.setting_names import RUN_SETTINGS, SECTIONS, section_members
 from manyformer.training.run_folder import as_training_run
 
@@ -223,8 +224,9 @@ def test_documented_runs_and_recipes_resolve(page: Path) -> None:
         for name in names:
             is_path = name.endswith((".yaml", "/", ".py")) or name.startswith(("runs/", "models/", "downloads/"))
             is_module = name.isidentifier() and importlib.util.find_spec(name) is not None
-            assert is_path or is_module or name in mf.recipes() or name in shipped_runs(), line
-        if words[0] == "train" and names and names[0] in (*mf.recipes(), *shipped_runs()):
+            is_recipe = name in {*mf.recipes(), *PUBLISHED_SIZES}
+            assert is_path or is_module or is_recipe or name in shipped_runs(), line
+        if words[0] == "train" and names and names[0] in (*{*mf.recipes(), *PUBLISHED_SIZES}, *shipped_runs()):
             as_training_run(names[0], [word for word in words[2:] if re.match(r"[\w.]+=", word)])
 
 

@@ -46,7 +46,7 @@ def test_the_first_of_many_masks_is_drawn_and_the_others_are_named(cli: Cli, tmp
 
 
 def test_options_of_the_pattern_alone_are_refused(cli: Cli) -> None:
-    for option in (["--all"], ["--out", "picture.png"], ["--properties", "--all"]):
+    for option in (["--out", "picture.png"], ["--properties", "--all"]):
         ended = cli("show", "transformer-lm", *option)
         assert ended.code == 2
         assert "is for --pattern" in ended.err

@@ -301,3 +301,30 @@ def test_properties_of_a_recipe_and_of_a_run(cli: Cli, text_run: Path) -> None:
         (("show", str(text_run), "depth=2", "--properties"), "leave the keywords out"),
     ):
         assert message in cli(*words).err
+
+
+def test_advice_begins_with_what_it_rests_on_and_three_candidates(cli: Cli) -> None:
+    lines = cli("advise", "--length", "2000").out.splitlines()
+    assert lines[0].startswith("note: measured: ")
+    assert [line[:2] for line in lines if line[:1].isdecimal() and line[1:2] == "."] == ["1.", "2.", "3."]
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 80
+    # all rows that it chose among
+    assert len(cli("advise", "--length", "2000", "--all").out.splitlines()) > 200
+    found = json.loads(cli("advise", "--length", "2000", "--json").out)
+    best = {row["case"] for row in found["rows"] if row["is_best"]}
+    assert {candidate["row"]["case"] for candidate in found["candidates"]} <= best
+
+
+@pytest.mark.parametrize("task", ["masked-lm", "translation"])
+def test_advice_for_an_unmeasured_task_says_that_nothing_was_measured(cli: Cli, task: str) -> None:
+    out = cli("advise", "--length", "2000", "--task", task).out
+    assert out.startswith(f"note: no recipe for {task} was measured")
+    names = out.splitlines()[-1].removeprefix("manyformer bench ").split(" --")[0].split()
+    assert {mf.recipes()[name].card.task.name for name in names} == {task}
+
+
+def test_advice_without_a_length_asks_for_one(cli: Cli) -> None:
+    ended = cli("advise")
+    assert ended.code == 2
+    assert "advise needs --length" in ended.err

@@ -15,7 +15,6 @@ from typer import Argument, Option
 
 from manyformer.base.errors import UserError
 from manyformer.base.plugins import RECIPE_GROUP, entry_points
-from manyformer.config.published_sizes import PUBLISHED_SIZES
 from manyformer.inference.decoding_options import DecodingOptions
 from manyformer.recipes.parts.cards import recipe_modules
 
@@ -23,8 +22,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def complete_recipes() -> list[str]:
-    """The names of the recipes of this package, of published sizes and of installed packages, none of them imported."""
-    return sorted({*recipe_modules(), *PUBLISHED_SIZES, *entry_points(RECIPE_GROUP)})
+    """The names of the recipes of this package and of installed packages, none of them imported."""
+    return sorted({*recipe_modules(), *entry_points(RECIPE_GROUP)})
 
 
 def complete_runs() -> list[str]:

@@ -175,7 +175,8 @@ class RecipeFilters(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for a value that no recipe can have."""
-        if self.task not in (None, *(listed.card.task.name for listed in listed_recipes().values())):
+        known = {listed.card.task.name for listed in listed_recipes().values()}
+        if self.task is not None and self.task not in known:
             from manyformer.models.tasks import task_named
 
             task_named(self.task)

@@ -5,10 +5,9 @@ from typing import TYPE_CHECKING
 from manyformer.base.lazy_names import offer_names as _offer_names
 
 if TYPE_CHECKING:
-    from manyformer.recipes.parts.cards import RecipeCard
+    from manyformer.recipes.parts.cards import Recipe, RecipeCard
     from manyformer.recipes.parts.registry import (
         RECIPES,
-        Recipe,
         all_recipes,
         build,
         get_recipe,

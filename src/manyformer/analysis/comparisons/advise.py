@@ -79,6 +79,17 @@ class AdviceRow(NamedTuple):
     keywords: dict[str, Any]
 
 
+class Candidate(NamedTuple):
+    """A recipe to take, why, and the measured row that this rests on; None where nothing was measured."""
+
+    recipe: str
+    reason: str
+    row: AdviceRow | None
+
+
+MOST_CANDIDATES = 3
+
+
 @dataclass(frozen=True)
 class Advice:
     """The rows that fit, best first for each task, the cases that do not fit with the reason, and the limits."""
@@ -116,6 +127,31 @@ def advise(suite: SuiteRecord, *, length: int, task: str | None = None, memory: 
     excluded = {case: reason for case in suite.costs if (reason := _reason_against(states[case], length, memory))}
     rows = [row for record in tasks for row in _rows(record, suite.costs, states) if row.case not in excluded]
     return Advice(tuple(rows), excluded, tuple(_limits(suite, tasks, length)), suite)
+
+
+def best_candidates(advice: Advice) -> list[Candidate]:
+    """Three recipes at most, whose rows were best on the tasks of the advice, each with its own best row.
+
+    They are ordered by the number of tasks on which no other was significantly better, then by their mean places."""
+    by_case: dict[str, list[AdviceRow]] = {}
+    places: dict[str, list[int]] = {}
+    # the rows of a task are together, the best first
+    for number, row in enumerate(advice.rows):
+        by_case.setdefault(row.case, []).append(row)
+        places.setdefault(row.case, []).append(number)
+    tasks = len({row.task for row in advice.rows})
+
+    def order(case: str) -> tuple[int, int]:
+        return -sum(row.is_best for row in by_case[case]), sum(places[case])
+
+    candidates = []
+    for case in sorted(by_case, key=order)[:MOST_CANDIDATES]:
+        rows = by_case[case]
+        best = sum(row.is_best for row in rows)
+        # the rows of a case are in the order of the tasks, of which the first that it is best at says most
+        row = next((row for row in rows if row.is_best), rows[0])
+        candidates.append(Candidate(row.recipe, f"none was significantly better on {best} of {tasks} tasks", row))
+    return candidates
 
 
 def _state_at(costs: CaseCosts, length: int) -> int | None:

@@ -32,7 +32,8 @@ from manyformer.data.tokenizers.tokenizer import Tokenizer
 from manyformer.models.image_classifier import MAX_PIXEL_VALUE
 from manyformer.models.model import Model
 from manyformer.models.model_files import GenerationSettings, is_hugging_face, replacement_folder, warn_non_finite
-from manyformer.recipes.parts.registry import Recipe, build, get_recipe, read_saved_recipe
+from manyformer.recipes.parts.cards import Recipe
+from manyformer.recipes.parts.registry import build, get_recipe, read_saved_recipe
 
 SEARCH_OPTIONS = {
     "num_beams": "--beam",
