@@ -405,6 +405,6 @@ def test_heads_are_not_removed_from_a_layer_with_a_mask() -> None:
 def test_a_model_with_adapters_of_peft_is_checked() -> None:
     model: Any = build_tiny("transformer-lm", {}, 0)
     adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", init_lora_weights=False))
-    report = mf.check(adapted, only=["decode", "saving"], length=8)
+    report = mf.check(adapted, only=["decode", "saving"], length=12)
     assert report.ok
     assert "merge_and_unload" in {row.contract: row for row in report.rows}["saving"].sentence
