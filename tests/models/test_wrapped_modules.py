@@ -400,3 +400,11 @@ def test_heads_are_not_removed_from_a_layer_with_a_mask() -> None:
     model = with_mask(build_tiny("transformer-lm", {}, 0))
     with pytest.raises(UserError, match="heads cannot be removed from a Linear that has hooks"):
         model.get_submodule("body.0.attention.inner").keep_heads([0])  # type: ignore[operator]
+
+
+def test_a_model_with_adapters_of_peft_is_checked() -> None:
+    model: Any = build_tiny("transformer-lm", {}, 0)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", init_lora_weights=False))
+    report = mf.check(adapted, only=["decode", "saving"], length=12)
+    assert report.ok
+    assert "merge_and_unload" in {row.contract: row for row in report.rows}["saving"].sentence

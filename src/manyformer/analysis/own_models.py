@@ -23,6 +23,7 @@ from manyformer.conversion import load
 from manyformer.models import Model, ModelSpec
 from manyformer.models.generative_model import NextTokenFn
 from manyformer.models.model import model_name
+from manyformer.models.model_files import refuse_changed_modules
 from manyformer.models.tasks import Inputs, ToyDraw
 from manyformer.models.tasks.masked_language_modelling import CLASSES, HEAD
 from manyformer.models.tasks.toy import PERIOD
@@ -151,8 +152,12 @@ def find_own_subject(
         return OwnSubject(load(model).to(device), name=str(model))
     if device is not None:
         raise UserError(f"device ({device}) is for a name or a folder; this model has a device already")
-    if isinstance(model, Model):
-        return OwnSubject(model)
+    # a model of peft holds ours, with its adapters inside
+    inner: Any = model
+    if hasattr(inner, "get_base_model"):
+        inner = inner.get_base_model()
+    if isinstance(inner, Model):
+        return OwnSubject(inner)
     return model
 
 
@@ -179,6 +184,11 @@ class OwnSubject(Subject):
         reasons = {"targets": "its forward takes no targets"}
         if self.length_multiple > 1:
             reasons["length"] = f"its inputs have {self.length_multiple} tokens each"
+        try:
+            refuse_changed_modules(model, "saved")
+        except UserError as error:
+            # of either the recipe knows nothing
+            reasons |= dict.fromkeys(("saving", "spec"), str(error))
         self.not_promised = reasons | {**self.task.reasons, **self.task.model_reasons(model), **_not_promised(card)}
         self.token_ids = torch.arange(self.task.token_ids(model), device=model.device)
 

@@ -218,7 +218,7 @@ class LatentAttention(MultiHeadLayer):
         is_gathered = choice is not None and not choice.is_dense
         is_absorbed = is_gathered or self.form(q.shape[2], cached.shape[2]) == "absorbed"
         if is_absorbed:
-            to_keys, to_values = self._matrices_by_head()
+            to_keys, _ = self._matrices_by_head()
             # q (W c) = (q W) c: all heads then share the latents as keys, and as values
             q = torch.einsum("bhle,hec->bhlc", q, to_keys)
             k = cached
@@ -236,6 +236,7 @@ class LatentAttention(MultiHeadLayer):
             loss = loss + index_loss
         if is_absorbed:
             # what was left out of the values is made good for the sum of them
+            _, to_values = self._matrices_by_head()
             y = torch.einsum("bhlc,hfc->bhlf", y, to_values)
         y = self.out_proj(self.merge_heads(y))
         return LayerOutput(y, None if state is None else AttentionState(source_state, kernel_state), loss)

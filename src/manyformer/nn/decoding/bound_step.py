@@ -274,7 +274,11 @@ def _bind_projections(layer: Attention) -> BoundProjections:
     position = layer.position
     gates = bind_optional(layer.kernel.gate_projection)
     project_q, project_kv, pre_norm = map(bind_optional, (layer.q_proj, layer.kv_proj, layer.pre_norm))
-    key_dim = key_heads * head_dim
+    value_dim = layer.kv_shape.value_dim
+    if gates is not None:
+        value_dim -= layer.kernel.gate_dim
+    # keys first, then values, and with them the gates that the layer projects
+    widths = [key_heads * head_dim, kv_heads * value_dim]
     is_rotated = bool(position.overridden & {"query", "key"})
     assert project_q is not None
     assert project_kv is not None
@@ -289,9 +293,8 @@ def _bind_projections(layer: Attention) -> BoundProjections:
         return q.repeat_interleave(heads // query_heads, 1)
 
     def split_keys_values(keys_values: Tensor, x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
-        rows, _, width = keys_values.shape
-        # keys first, then values, and with them the gates that the layer projects
-        k, v = keys_values.split_with_sizes([key_dim, width - key_dim], -1)
+        rows = keys_values.shape[0]
+        k, v = keys_values.split_with_sizes(widths, -1)
         k = k.view(rows, key_heads, 1, head_dim)
         v = v.view(rows, kv_heads, 1, -1)
         k = position.key(k, positions) if is_rotated else k
