@@ -13,7 +13,7 @@ from manyformer.analysis.comparisons.suite_report import EQUAL_STEPS, SuiteResul
 from manyformer.base.files.atomic_files import make_folder
 from manyformer.base.files.figures import BACKGROUND_COLOR, QUIET_COLOR, curve_style, panels, write_picture
 from manyformer.recipes import RECIPES
-from manyformer.recipes.parts.registry import FAMILIES
+from manyformer.recipes.parts.cards import FAMILIES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
