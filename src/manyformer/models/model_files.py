@@ -170,9 +170,10 @@ def _change_of(module: nn.Module) -> tuple[str, str] | None:
         )
     for hook in module._forward_pre_hooks.values():
         if hasattr(hook, "compute_mask"):
+            masked = getattr(hook, "_tensor_name", "weight")
             return (
-                f"has a pruning mask ({hook._tensor_name})",
-                f'make it permanent first (`torch.nn.utils.prune.remove(module, "{hook._tensor_name}")`)',
+                f"has a pruning mask ({masked})",
+                f'make it permanent first (`torch.nn.utils.prune.remove(module, "{masked}")`)',
             )
         if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
             kind = type(hook).__module__.rpartition(".")[2]
