@@ -170,10 +170,10 @@ def _change_of(module: nn.Module) -> tuple[str, str] | None:
         )
     for hook in module._forward_pre_hooks.values():
         if hasattr(hook, "compute_mask"):
-            pruned: str = getattr(hook, "_tensor_name")  # noqa: B009 - torch's own name for what it has pruned
+            masked = getattr(hook, "_tensor_name", "weight")
             return (
-                f"has a pruning mask ({pruned})",
-                f'make it permanent first (`torch.nn.utils.prune.remove(module, "{pruned}")`)',
+                f"has a pruning mask ({masked})",
+                f'make it permanent first (`torch.nn.utils.prune.remove(module, "{masked}")`)',
             )
         if type(hook).__module__ in ("torch.nn.utils.weight_norm", "torch.nn.utils.spectral_norm"):
             kind = type(hook).__module__.rpartition(".")[2]
