@@ -34,7 +34,7 @@ def own_loop(subject: Subject) -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-            losses.append(float(loss))
+            losses.append(float(loss.detach()))
         curves.append(losses)
     compare(torch.tensor(curves[0]), torch.tensor(curves[1]), "losses of two loops")
     if not curves[0][-1] < curves[0][0]:

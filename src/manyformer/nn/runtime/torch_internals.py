@@ -182,6 +182,10 @@ def is_transformed() -> bool:
     # a compiler knows such functions, and cannot trace the other questions
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
+    # `make_fx` would record the operations of a forward pass without their gradient
+    mode = torch._C._TorchDispatchModeKey.PROXY
+    if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(mode) is not None:
+        return True
     return (
         torch._C._are_functorch_transforms_active()
         or _forward_ad._current_level >= 0
