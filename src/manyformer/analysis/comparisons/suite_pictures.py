@@ -61,6 +61,10 @@ def draw_suite(suite: SuiteRecord, folder: Path) -> list[Path]:
     return [folder / figure.name for figure in SUITE_FIGURES if draw_figure(suite, figure, folder / figure.name)]
 
 
+SHORT_SCALE = 50.0
+"""A scale up to this ratio would have one or two powers of ten alone."""
+
+
 def draw_figure(suite: SuiteRecord, figure: SuiteFigure, path: Path) -> bool:
     """Write a figure: a row for each family, a column for each task; False if there is nothing to draw."""
     points = {
@@ -86,6 +90,8 @@ def draw_figure(suite: SuiteRecord, figure: SuiteFigure, path: Path) -> bool:
         axis.set_title(f"{task.task}\n{score_label(task.score)}", fontsize="small")
     for column, task in enumerate(tasks):
         _share_scales(axes[column :: len(tasks)])
+        if figure.costs:
+            _label_costs(axes[column :: len(tasks)])
         _draw_floors(axes[column :: len(tasks)], task)
     for axis in axes[-len(tasks) :]:
         axis.set_xlabel(figure.label, fontsize="small")
@@ -176,6 +182,18 @@ def _draw_floors(column: list["Axes"], task: TaskRecord) -> None:
 def _label_lengths(axis: "Axes", task: TaskRecord) -> None:
     axis.set_xticks(range(len(task.lengths)), [f"{length:,}" for length in task.lengths])
     axis.set_xlim(-0.3, len(task.lengths) - 0.7)
+
+
+def _label_costs(column: list["Axes"]) -> None:
+    """A few plain numbers below a logarithmic scale: powers of ten, and two and five times these where it is short."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = column[0].get_xlim()
+    subdivisions = (1.0,) if high / low > SHORT_SCALE else (1.0, 2.0, 5.0)
+    for axis in column:
+        axis.xaxis.set_major_locator(LogLocator(subs=subdivisions))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+        axis.xaxis.set_minor_locator(NullLocator())
 
 
 def _share_scales(column: list["Axes"]) -> None:
