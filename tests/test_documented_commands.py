@@ -148,10 +148,11 @@ def test_the_settings_of_a_documented_training_are_valid(
     provide_runs(["runs/masked-stdlib"] if "classify/fine-tune" in words else words, samples, here)
     option = "--print-config" if words[0] == "train" else "--dry-run"
     code = run([*(word for word in words if word not in ("--dry-run", "--print-config")), option])
-    # a dry run of a comparison opens its data, which the reader of a page brings along
+    # a dry run of a comparison opens its data, which the reader of a page brings along; the samples here are small
     problems = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error: ")]
     assert code == (2 if problems else 0)
-    assert all("there is no such file" in line for line in problems), problems
+    expected = ("there is no such file", "fewer than one batch of")
+    assert all(any(reason in line for reason in expected) for line in problems), problems
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ USES: tuple[Use, ...] = (
     Use(LANGUAGE, ("runs", "copy", "lm/stdlib", "mine.yaml")),
     Use(LANGUAGE, ("runs", "schema")),
     Use(LANGUAGE, ("regress", "--out", "fit.png", "--json")),
-    Use(LANGUAGE, ("floors", "mqar", "--examples", "8", "--json")),
+    Use(LANGUAGE, ("baselines", "mqar", "--examples", "8", "--json")),
     Use(LANGUAGE, ("doctor", "run"), paths=("run",)),
     Use(LANGUAGE, ("advise", "--length", "2000", "--task", "recall", "--json")),
 )

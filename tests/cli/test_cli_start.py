@@ -79,7 +79,7 @@ def test_version_and_module(cli: Cli) -> None:
         (["train", "lm/stdlib", "optim.lrr=1", "depht=3"], "did you mean optim.lr?"),
         (["train"], "train needs a name or a file"),
         (["generate", "no-such-run"], "there is no folder no-such-run"),
-        (["check", "bertt"], "did you mean bert?"),
+        (["check", "bertt"], "did you mean bert or roberta?"),
         (["check", "bert", "--only", "causl"], "there is no contract 'causl'; did you mean causal"),
         (["plot", "no-such-run"], "no-such-run holds no run"),
         (["evaluate"], "missing argument"),

@@ -18,8 +18,8 @@ COMMANDS = [
     "plan transformer-lm",
     "evaluate run --split valid",
     "heads run --sentences 5",
-    "convert run kernel=favor --out {out}/favor",
-    "prune run --keep 1 --out {out}/one-head",
+    "convert run kernel=favor --out favor",
+    "prune run --keep 1 --out one-head",
     "compare mine.yaml --dry-run",
     "doctor",
 ]
@@ -41,13 +41,14 @@ def there(here: Path, text_run: Path) -> Path:
     return here
 
 
+@pytest.mark.usefixtures("there")
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_fits_a_screen(command: str, there: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_fits_a_screen(command: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(COLUMNS))
     monkeypatch.setenv("LINES", str(LINES))
     # the fixture of the test replaces the streams before the command reads them
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    ended = cli(*command.format(out=there).split())
+    ended = cli(*command.split())
     assert ended.code == 0, ended.err
     # a command to paste is one line, however long
     rows = [row for row in re.sub(r"\x1b\[[0-9;]*m", "", ended.out).splitlines() if not row.startswith("manyformer ")]

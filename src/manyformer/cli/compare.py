@@ -338,8 +338,8 @@ def _candidates_page(advice: "Advice", candidates: "list[Candidate]", length: in
         keywords = candidate.row.keywords if candidate.row else {}
         state = candidate.row.state_bytes if candidate.row else None
         size = "no state for decoding" if state is None else f"a state of {state / 1000:,.1f} kB at {length:,} tokens"
-        words = " ".join(f"{name}={value}" for name, value in keywords.items())
-        text = f"{number}. {candidate.recipe}: {candidate.reason}; {size}. Measured with {words or 'its defaults'}."
+        sizes = " ".join(f"{name}={value}" for name, value in keywords.items())
+        text = f"{number}. {candidate.recipe}: {candidate.reason}; {size}. Measured with {sizes or 'its defaults'}."
         yield textwrap.fill(text, ADVICE_WIDTH, subsequent_indent="   ", break_on_hyphens=False, max_lines=4)
     yield ""
     names = {candidate.row.case for candidate in candidates if candidate.row}

@@ -248,7 +248,7 @@ def baselines(
     target, settings = split_arguments(arguments or [])
     if target is None:
         if settings:
-            raise UserError(f"baselines needs the rule or the run that {settings[0]} is a setting of")
+            raise UserError(f"baselines need the rule or the run that {settings[0]} is a setting of")
         return _rules_output()
     data = _generated_data(target, settings)
     measured = measure_floors(data, examples)

@@ -137,19 +137,20 @@ def generate(
     refuse_options(
         context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out"
     )
-    text_decoding = _text_decoding(context, decoding, use_cache=False if no_cache else None)
+    text_decoding = _text_decoding(context, decoding.copy(), use_cache=False if no_cache else None)
     if calibration is not None and datastore is not None:
         raise UserError("--calibration holds for a model without a datastore: leave out one of the two")
     use_calibrated_exits(generator, calibration, text_decoding)
     model = _with_datastore(generator, datastore, retriever, weight, device)
+    _note_choice(text_decoding, decoding)
     text_stats = _write_texts(model, read_prompts(prompt, lines=lines), text_decoding, as_json=as_json)
     if stats:
         print_note(str(text_stats))
 
 
 def _text_decoding(context: typer.Context, options: DecodingOptions, *, use_cache: bool | None) -> "Decoding":
-    """The decoding of text by these options, and a note on the choice of tokens where they leave it open."""
-    from manyformer.inference.generate import GreedyChoice, SampledChoice, decoding_from_options
+    """The decoding of text by these options, which it completes."""
+    from manyformer.inference.generate import decoding_from_options
 
     samples = options.get("samples")
     temperature = options.get("temperature")
@@ -176,12 +177,17 @@ def _text_decoding(context: typer.Context, options: DecodingOptions, *, use_cach
     options["stop"] = tuple(text.replace("\\n", "\n").replace("\\t", "\t") for text in options.get("stop") or ())
     options["stop_ids"] = tuple(options.get("stop_ids") or ()) or None
     options["use_cache"] = use_cache
-    decoding = decoding_from_options(**options)
-    if isinstance(decoding.choice, GreedyChoice) and not selected:
+    return decoding_from_options(**options)
+
+
+def _note_choice(decoding: "Decoding", options: DecodingOptions) -> None:
+    """Say how tokens are chosen where no option has said it."""
+    from manyformer.inference.generate import GreedyChoice, SampledChoice
+
+    if isinstance(decoding.choice, GreedyChoice) and not options.get("greedy") and options.get("temperature") != 0:
         print_note("the most probable token each time (--greedy); --temperature 0.8 samples instead")
-    elif isinstance(decoding.choice, SampledChoice) and temperature is None:
+    elif isinstance(decoding.choice, SampledChoice) and options.get("temperature") is None:
         print_note("sampled at temperature 1; --temperature 0.8 favors probable tokens")
-    return decoding
 
 
 def _with_datastore(

@@ -175,8 +175,8 @@ class RecipeFilters(NamedTuple):
 
     def check(self) -> None:
         """Raise UserError for a value that no recipe can have."""
-        known = {listed.card.task.name for listed in listed_recipes().values()}
-        if self.task is not None and self.task not in known:
+        task_names = {listed.card.task.name for listed in listed_recipes().values()}
+        if self.task is not None and self.task not in task_names:
             from manyformer.models.tasks import task_named
 
             task_named(self.task)

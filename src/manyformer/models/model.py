@@ -23,6 +23,7 @@ from manyformer.models.model_files import (
     GenerationSettings,
     ModelSpec,
     copy_tokenizers,
+    refuse_changed_modules,
     replacement_folder,
     write_parts,
 )
@@ -156,11 +157,13 @@ class Model(RecordModule, ABC, Generic[B]):
 
         `tokenizers_of` is the folder of a saved model whose tokenizers and labels are copied.
 
-        Raises UserError for a model without a spec, such as one composed of other models, which no recipe can rebuild.
+        Raises UserError for a model without a spec, such as one composed of other models, which no recipe can rebuild,
+        and for one with adapters, pruning masks, parametrizations or quantized weights.
         """
         if not hasattr(self, "spec"):
             name = type(self).__name__
             raise UserError(f"this {name} was not built by a recipe, so it cannot be saved; save the models inside it")
+        refuse_changed_modules(self, "saved")
         with replacement_folder(Path(path)) as draft:
             if tokenizers_of is not None:
                 copy_tokenizers(Path(tokenizers_of), draft)

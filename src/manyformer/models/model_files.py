@@ -191,10 +191,7 @@ def _is_packed(weight: Tensor) -> bool:
 
 
 def write_parts(model: nn.Module, spec: ModelSpec, folder: Path) -> None:
-    """Write the spec and the weights of a model into an existing folder.
-
-    Raises UserError for a model with adapters, pruning masks, parametrizations or quantized weights."""
-    refuse_changed_modules(model, "saved")
+    """Write the spec and the weights of a model into an existing folder."""
     record = ModelRecord(recipe=spec.recipe, recipe_module=spec.module, keywords=spec.keywords)
     record.write(folder / CONFIG_FILE)
     with atomic_path(folder / WEIGHTS_FILE) as file:

@@ -39,8 +39,9 @@ from manyformer.nn.batches import (
 )
 from manyformer.nn.batches.given_batches import GivenBatch
 from manyformer.recipes import Recipe, get_recipe
+from manyformer.recipes.parts.cards import OWN_PREFIX
 from manyformer.recipes.parts.own_modules import OWN_TASK, LossFn, OwnModule, register_own
-from manyformer.recipes.parts.registry import OWN_PREFIX, task_of
+from manyformer.recipes.parts.registry import task_of
 
 ModelSource = nn.Module | Callable[..., nn.Module]
 """A module, or a class or function that gives one."""

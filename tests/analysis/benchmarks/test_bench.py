@@ -199,7 +199,7 @@ def test_running_out_of_memory_is_a_reason_in_the_report(error: Exception, monke
     [
         ([], {}, "nothing to measure: give at least one recipe"),
         (["bert", "bert"], {}, "the label 'bert' is used twice"),
-        (["brt"], {}, r"there is no recipe 'brt'; did you mean bert\?"),
+        (["brt"], {}, r"there is no recipe 'brt'; did you mean bert"),
         (["bert"], {"lengths": []}, "lengths must be 1 or more tokens"),
         (["bert"], {"lengths": [0]}, "lengths must be 1 or more tokens"),
         (["bert"], {"rounds": 0}, "rounds must be at least 1, got 0"),

@@ -236,7 +236,7 @@ def commands(folder: str) -> list[list[str]]:
         ),
         *(["import", folder, "--base", f"{folder}/base", "--out", "merged"], ["export", folder, "--out", "exported"]),
         *(["convert", folder, "--out", "converted"], ["bench", folder]),
-        *(["show", folder], ["plan", f"{folder}/run.yaml"], ["floors", f"{folder}/run.yaml"]),
+        *(["show", folder], ["plan", f"{folder}/run.yaml"], ["baselines", f"{folder}/run.yaml"]),
         *(["plot", folder, "--out", "plot.png"], ["doctor", folder], ["list", folder], ["runs", "show", folder]),
         *(["regress", "--out", f"{folder}/regress.png"], ["advise", "--length", "16", "--results", folder]),
         *(["compare", f"{folder}/comparison.yaml", "--dry-run"], ["compare", "two.yaml", "--out", folder]),

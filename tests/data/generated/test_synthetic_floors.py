@@ -96,8 +96,8 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path
         (["mqra"], "there is no rule, run file or shipped run 'mqra'; did you mean mqar?"),
         (["mqar", "period=3"], "is a setting of data.rule=periodic, not of mqar"),
         (["mqar", "pairz=3"], "did you mean data.pairs?"),
-        (["lm/stdlib"], "learns from data of kind text; floors are those of generated data"),
-        (["pairs=3"], "floors needs the rule or the run that pairs=3 is a setting of"),
+        (["lm/stdlib"], "learns from data of kind text; baselines are those of generated data"),
+        (["pairs=3"], "baselines need the rule or the run that pairs=3 is a setting of"),
         (["mqar", "--examples", "3"], "Input should be greater than or equal to 4"),
     ],
 )

@@ -12,9 +12,9 @@ from manyformer.recipes.parts.cards import Unreadable, _declared_card, listed_re
 
 
 def test_every_card_is_read_as_its_module_makes_it() -> None:
-    made = {name: recipe for name, recipe in mf.recipes().items() if recipe.module.startswith("manyformer.")}
-    assert recipe_modules() == {name: recipe.module for name, recipe in made.items()}
-    for name, recipe in made.items():
+    own_recipes = {name: recipe for name, recipe in mf.recipes().items() if recipe.module.startswith("manyformer.")}
+    assert recipe_modules() == {name: recipe.module for name, recipe in own_recipes.items()}
+    for name, recipe in own_recipes.items():
         # every file is read, none had to be imported
         read = _declared_card(recipe.module, name)
         expected = {**vars(recipe.card), "task": recipe.card.task.name}

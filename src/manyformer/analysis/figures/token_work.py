@@ -97,11 +97,11 @@ class IdTokenizer:
     pair_separators = 1
 
     def encode(self, text: str) -> list[int]:
-        words = text.replace(",", " ").split()
-        if not words or not all(word.isdecimal() for word in words):
+        numbers = text.replace(",", " ").split()
+        if not numbers or not all(number.isdecimal() for number in numbers):
             problem = "the model was saved without a tokenizer, so it cannot read text"
             raise UserError(f"{problem}; give token ids, such as [5, 3]")
-        return [int(word) for word in words]
+        return [int(number) for number in numbers]
 
     def decode(self, tokens: Sequence[int]) -> str:
         return " ".join(map(str, tokens))

@@ -160,6 +160,12 @@ _DECLARED_RECIPE = re.compile(r"^@recipe\(.*?^def (\w+)\(", re.MULTILINE | re.DO
 REGISTERED: dict[str, Recipe] = {}
 """The recipes of all modules imported so far by name."""
 
+OWN_PREFIX = "own:"
+"""How the names of modules begin that were given as objects, not by a file."""
+
+OWN_RECIPES: dict[str, Recipe] = {}
+"""Modules of the user's own that this process trains, by their names; no list of recipes has them."""
+
 
 @cache
 def recipe_modules() -> dict[str, str]:

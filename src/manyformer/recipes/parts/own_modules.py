@@ -28,8 +28,7 @@ from manyformer.nn.batches import IGNORE_INDEX, Batch, TextUnits
 from manyformer.nn.batches.given_batches import GivenBatch
 from manyformer.nn.core import State
 from manyformer.nn.model_inputs import Inputs
-from manyformer.recipes.parts.cards import Recipe, RecipeCard
-from manyformer.recipes.parts.registry import OWN_RECIPES
+from manyformer.recipes.parts.cards import OWN_RECIPES, Recipe, RecipeCard
 
 LossFn = Callable[..., Tensor]
 """The mean loss of the output of a module, given the output and the target, or the batch where it has no target."""

@@ -26,6 +26,8 @@ from manyformer.nn.attention.head_gates import parse_heads, remove_heads
 from manyformer.nn.runtime.devices import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
 from manyformer.recipes.parts.cards import (
     FAMILIES,
+    OWN_PREFIX,
+    OWN_RECIPES,
     REGISTERED,
     Recipe,
     RecipeCard,
@@ -53,13 +55,6 @@ else:
             raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
         import_own_recipes()
         return REGISTERED
-
-
-OWN_PREFIX = "own:"
-"""How the names of modules begin that were given as objects, not by a file."""
-
-OWN_RECIPES: dict[str, Recipe] = {}
-"""Modules of the user's own that this process trains, by their names; no list of recipes has them."""
 
 
 def recipe(
