@@ -226,12 +226,12 @@ def named_places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.
             yield from named_places(child, f"{prefix}.{name}" if prefix else name)
 
 
-def named_weight_places(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+def named_weight_places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
     """All names of weights, of which shared ones have several."""
-    for prefix, part in named_places(module):
+    for place, part in named_places(module, prefix):
         for name, weight in part._parameters.items():
             if weight is not None:
-                yield (f"{prefix}.{name}" if prefix else name), weight
+                yield (f"{place}.{name}" if place else name), weight
 
 
 def model_name(model: nn.Module) -> str:

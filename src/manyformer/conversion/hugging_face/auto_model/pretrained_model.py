@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -223,6 +223,18 @@ class ManyformerModel(PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.generation_config = saved.generation_config()
         return loaded
+
+    def named_parameters(
+        self,
+        prefix: str = "",
+        recurse: bool = True,  # noqa: FBT001, FBT002 - the signature is torch's
+        remove_duplicate: bool = True,  # noqa: FBT001, FBT002
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """All weights; without `remove_duplicate` shared ones by each of their names, by which they are tied."""
+        if remove_duplicate or not recurse:
+            yield from super().named_parameters(prefix, recurse, remove_duplicate)
+        else:
+            yield from named_weight_places(self, prefix)
 
     def initialize_weights(self) -> None:
         super().initialize_weights()
