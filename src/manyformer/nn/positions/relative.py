@@ -91,7 +91,8 @@ def key_score_terms(
 ) -> Float[Tensor, "b h l s"]:
     """The score terms q table[row] / sqrt(e) of vectors added to keys; `rows` holds the table row of each pair."""
     # a query times every row of the table, of which each pair takes its own
-    products: Tensor = q @ table.mT * q.shape[-1] ** -0.5
+    # also where autocast has made the queries alone half precision, and does not act on the product
+    products: Tensor = q @ table.to(q.dtype).mT * q.shape[-1] ** -0.5
     return products.gather(-1, rows[:, None].expand(*products.shape[:-1], -1))
 
 
