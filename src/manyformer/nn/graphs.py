@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx
 from manyformer.nn.core import Context, GraphEdges, Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.training_hooks import FusedRows
 
 NEGATIVE_SLOPE = 0.2
 """The slope of LeakyReLU for negative scores (Velickovic et al. 2018, section 2.1)."""
@@ -188,7 +189,7 @@ class GraphTransformerStack(Layer):
         return LayerOutput(nodes.view_as(x))
 
 
-class _EdgeTransformerLayer(nn.Module):
+class _EdgeTransformerLayer(nn.Module, FusedRows):
     """One layer for both streams."""
 
     def __init__(
@@ -201,6 +202,9 @@ class _EdgeTransformerLayer(nn.Module):
         self.edge_projection = nn.Linear(dim, dim, bias=False) if reads_edges else None
         self.node_update = _StreamUpdate(dim, ff_dim, dropout)
         self.edge_update = _StreamUpdate(dim, ff_dim, dropout) if updates_edges else None
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"projection.weight": (self.projection.in_features,) * 3}
 
     def forward(
         self, nodes: Float[Tensor, "n d"], stream: Float[Tensor, "edges d"] | None, edges: GraphEdges, ctx: Context

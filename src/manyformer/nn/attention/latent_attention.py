@@ -26,6 +26,7 @@ from manyformer.nn.runtime.head_selection import HeadSelection, select_head_inpu
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.recompute import choose_once
 from manyformer.nn.runtime.torch_internals import is_plain
+from manyformer.nn.runtime.training_hooks import FusedRows
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 KEY_NORM_EPS = 1e-6
@@ -130,7 +131,7 @@ class _TokenChoice(NamedTuple):
 
 
 @final
-class LatentAttention(MultiHeadLayer):
+class LatentAttention(MultiHeadLayer, FusedRows):
     """Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434, section 2.1; DeepSeek-V3, section 2.1.1).
 
     A token has one latent of `latent_dim` channels, normalized, from which the keys (`head_dim`) and values
@@ -198,6 +199,10 @@ class LatentAttention(MultiHeadLayer):
         self.out_proj = nn.Linear(heads * value_dim, dim, bias=bias)
         projections = (self.q_down_proj, self.q_proj, self.kv_down_proj, self.kv_proj, self.out_proj)
         init_glorot(*(projection for projection in projections if projection is not None))
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        # rows of `kv_proj` are keys and values of one head after another, which no cut divides
+        return {"kv_down_proj.weight": (self.latent_dim, self.rotary_dim)}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         # the cached keys hold the values too, and the place of values the keys of the indexer

@@ -50,6 +50,30 @@ class UndecayedParameters:
     undecayed: ClassVar[tuple[str, ...] | None]
 
 
+class FusedRows(ABC):
+    """A module with matrices that hold the rows of several matrices, one below another: keys, then values.
+
+    What treats a matrix as a whole, such as an optimizer that orthogonalizes updates, treats each part by itself."""
+
+    @abstractmethod
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        """The numbers of rows of the parts, in their order, by the parameter's name in this module."""
+
+
+def fused_row_parts(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The rows of the parts of each fused matrix in `model`, by the parameter's name in `model`.
+
+    A matrix that another module stands in for, such as an adapter, is none of them."""
+    names = {name for name, _ in model.named_parameters()}
+    parts = {
+        f"{prefix}.{name}" if prefix else name: rows
+        for prefix, module in model.named_modules()
+        if isinstance(module, FusedRows)
+        for name, rows in module.row_parts().items()
+    }
+    return {name: rows for name, rows in parts.items() if name in names}
+
+
 class AddsPenalty(ABC):
     """A module that adds a term to the training loss of each pass, however often it was applied in it."""
 
