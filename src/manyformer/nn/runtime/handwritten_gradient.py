@@ -27,11 +27,11 @@ def plain_operations() -> Iterator[None]:
     Hessian products, gradient penalties and the like: the forward pass belongs into the block. Attention is computed by
     its definition, too, as torch's fused kernels have no second derivative. It takes more time and memory. The block
     holds for its thread, or its task of asyncio, alone."""
-    before = _is_open.set(True)
+    token = _is_open.set(True)
     try:
         yield
     finally:
-        _is_open.reset(before)
+        _is_open.reset(token)
 
 
 @constant_for_compiler

@@ -46,26 +46,26 @@ def separate_places(root: nn.Module) -> None:
     """Put a module of its own, with the same tensors, into each further place of a module inside of `root`.
 
     State dicts have the names that they had, and outputs do not change."""
-    kept: list[object] = [*root.parameters(), *root.buffers(), *root.modules()]
-    _separate_children(root, {id(part): part for part in kept}, {root})
+    parts: list[object] = [*root.parameters(), *root.buffers(), *root.modules()]
+    _separate_children(root, {id(part): part for part in parts}, {root})
 
 
-def _separate_children(module: nn.Module, kept: dict[int, object], known: set[nn.Module]) -> None:
+def _separate_children(module: nn.Module, identities: dict[int, object], placed: set[nn.Module]) -> None:
     for name, child in module._modules.items():
         if child is None:
             continue
-        if child in known:
-            further = _copy_with_same_tensors(child, kept)
-            module._modules[name] = further
-            known.update(further.modules())
+        if child in placed:
+            twin = _copy_with_same_tensors(child, identities)
+            module._modules[name] = twin
+            placed.update(twin.modules())
         else:
-            known.add(child)
-            _separate_children(child, kept, known)
+            placed.add(child)
+            _separate_children(child, identities, placed)
 
 
-def _copy_with_same_tensors(module: nn.Module, kept: dict[int, object]) -> nn.Module:
+def _copy_with_same_tensors(module: nn.Module, identities: dict[int, object]) -> nn.Module:
     """A copy of a module; its tensors, tables, and modules that it only refers to, are the same objects."""
-    memo = dict(kept)
+    memo = dict(identities)
     for part in module.modules():
         del memo[id(part)]
         memo |= {id(value): value for value in vars(part).values() if isinstance(value, SharedTable)}
@@ -108,7 +108,7 @@ def _tensor_places(root: nn.Module) -> Iterator[tuple[TensorPlace, Tensor]]:
 
 def share_again(shared: list[list[TensorPlace]]) -> None:
     """Give all places of `shared_tensors` the tensor of the first one, after something has replaced each by its own."""
-    for first, *others in shared:
-        for place in others:
+    for first, *further in shared:
+        for place in further:
             if place.name in place.tensors and first.name in first.tensors:
                 place.tensors[place.name] = first.tensors[first.name]
