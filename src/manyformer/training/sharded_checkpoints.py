@@ -18,7 +18,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from manyformer.base.errors import UserError
 from manyformer.base.files.verified_folder import VerifiedFolder
 from manyformer.models import Model
-from manyformer.models.model import named_weight_places
 from manyformer.training.optimizers import named_optimizer_state
 
 
@@ -64,7 +63,7 @@ def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: P
 def _aliases(model: Model) -> dict[nn.Parameter, list[str]]:
     """Every weight with all of its names; a tied weight has several, and a file stores it under one of them."""
     aliases: dict[nn.Parameter, list[str]] = {}
-    for name, weight in named_weight_places(model):
+    for name, weight in model.named_parameters(remove_duplicate=False):
         aliases.setdefault(weight, []).append(name)
     return aliases
 
