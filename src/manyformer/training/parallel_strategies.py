@@ -31,6 +31,7 @@ from manyformer.recipes import build
 from manyformer.training.layers import stack_layers
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP, DDPStrategy, ParallelStrategy, ProcessGroup
 from manyformer.training.sharded_checkpoints import read_shards, write_shards
+from manyformer.training.weight_average import WeightAverage
 
 TOKENWISE_LAYERS = (Attention, Chain, FeedForward, GatedFeedForward, Pointwise, Residual)
 """The layers that process each token alone, and attention, in which tokens meet."""
@@ -57,11 +58,19 @@ class FSDPStrategy(ParallelStrategy):
         # torch leaves the root module's weights gathered for a backward pass, and they would be saved unsharded
         prepared.reshard()
 
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        write_shards(model, optimizer, folder)
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
+        write_shards(model, optimizer, folder, average)
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        read_shards(model, optimizer, folder)
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
+        read_shards(model, optimizer, folder, average)
 
     def full_model(self, model: Model) -> Model:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -121,11 +130,19 @@ class ContextStrategy(ParallelStrategy):
     def after_scoring(self, prepared: nn.Module) -> None:
         pass
 
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        self._replicas.write(model, optimizer, folder)
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
+        self._replicas.write(model, optimizer, folder, average)
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        self._replicas.read(model, optimizer, folder)
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
+        self._replicas.read(model, optimizer, folder, average)
 
     def full_model(self, model: Model) -> Model:
         return model
