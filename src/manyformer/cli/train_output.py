@@ -32,8 +32,10 @@ from manyformer.training.run_checks import (
     expected_model,
     planned_model,
     planned_rules,
+    planned_schedule,
     survey_run,
 )
+from manyformer.training.schedules import DRAWN_POINTS, Schedule, draw_rates
 
 SAMPLE_TOKENS = 160
 """Length in tokens of a sample."""
@@ -71,6 +73,7 @@ def print_summary(run: RunConfig, *, every_weight: bool = False) -> None:
         print_result(f"# {'batch':<8} the first one has {batch}")
     _print_optimizers(run, planned.model, every_weight=every_weight)
     check_memory(run, planned.model)
+    _print_schedule(planned_schedule(run, planned.model))
     print_result("# nothing was trained: this was --dry-run")
 
 
@@ -79,11 +82,13 @@ def print_summary_as_json(run: RunConfig) -> None:
     survey = survey_run(run).data
     planned = planned_model(run, survey, expected_model(run))
     check_memory(run, planned.model)
+    schedule = planned_schedule(run, planned.model)
     print_json(
         {
             "run": run.model_dump(mode="json", by_alias=True),
             "model": {"parameters": count_parameters(planned.model), "assumption": planned.assumption},
             "optimizer": [_rule_record(rule) for rule in planned_rules(run, planned.model)],
+            "schedule": {"course": schedule.describe(), "rates": schedule.sample(DRAWN_POINTS)},
             "data": {
                 "lines": [text for _, text in survey.lines],
                 "summary": None if survey.summary is None else survey.summary.as_json(),
@@ -164,6 +169,12 @@ def _rule_record(rule: ParameterRule) -> dict[str, Any]:
         "lr_scale": rule.lr_scale,
         "weight_decay": rule.weight_decay,
     }
+
+
+def _print_schedule(schedule: Schedule) -> None:
+    """Say what the learning rate does over the run, and draw it."""
+    first, *others = textwrap.wrap(f"schedule {schedule.describe()}", WIDTH - 11, break_long_words=False)
+    print_result(f"# {first}", *(f"#          {line}" for line in [*others, draw_rates(schedule.sample(DRAWN_POINTS))]))
 
 
 class AfterTraining:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         AdamWConfig,
         ConstantSchedule,
         CosineSchedule,
+        EmaConfig,
         EvaluateConfig,
         LimitsConfig,
         LionConfig,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
         ParameterGroup,
         SGDConfig,
         TransferConfig,
+        WSDSchedule,
     )
 
 _MODULES = {
@@ -63,6 +65,7 @@ _MODULES = {
     "CosineSchedule": "manyformer.config.training_sections",
     "DATA_SECTIONS": "manyformer.config.data_sections",
     "DataSection": "manyformer.config.data_sections",
+    "EmaConfig": "manyformer.config.training_sections",
     "EncodedTextData": "manyformer.config.data_sections",
     "EnvironmentData": "manyformer.config.data_sections",
     "EvaluateConfig": "manyformer.config.training_sections",
@@ -96,6 +99,7 @@ _MODULES = {
     "TrajectoriesData": "manyformer.config.data_sections",
     "TransferConfig": "manyformer.config.training_sections",
     "TreesData": "manyformer.config.data_sections",
+    "WSDSchedule": "manyformer.config.training_sections",
     "describe_keywords": "manyformer.config.setting_names",
     "describe_misfits": "manyformer.config.load",
     "describe_settings": "manyformer.config.setting_names",
@@ -122,6 +126,7 @@ __all__ = [
     "ConstantSchedule",
     "CosineSchedule",
     "DataSection",
+    "EmaConfig",
     "EncodedTextData",
     "EnvironmentData",
     "EvaluateConfig",
@@ -153,6 +158,7 @@ __all__ = [
     "TrajectoriesData",
     "TransferConfig",
     "TreesData",
+    "WSDSchedule",
     "describe_keywords",
     "describe_misfits",
     "describe_settings",

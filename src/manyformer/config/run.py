@@ -26,6 +26,7 @@ from manyformer.config.training_sections import (
     AdamWConfig,
     BatchConfig,
     CosineSchedule,
+    EmaConfig,
     EvaluateConfig,
     LimitsConfig,
     LogConfig,
@@ -37,6 +38,7 @@ from manyformer.config.training_sections import (
     SaveConfig,
     ScheduleConfig,
     TransferConfig,
+    WSDSchedule,
 )
 
 MAX_DEVICES = 1024
@@ -83,6 +85,10 @@ class RunConfig(ConfigSection):
     """Low-rank adapters that are trained instead of the weights, such as `{rank: 8, parts: [q_proj, kv_proj]}`."""
     transfer: TransferConfig = TransferConfig()
     """Attention transfer from the weights of `init_from`, before the first step."""
+    branch_from: PathText | None = None
+    """A run, or one of its checkpoints (RUN/checkpoints/step-00000800), from which this run goes on in a folder of its
+    own, with the weights, the optimizer, the counters, the place in the data and the random numbers of that moment;
+    other limits, rates and schedules are allowed. null means a run of its own."""
     batch: BatchConfig = BatchConfig()
     """The size of a training step."""
     limits: LimitsConfig = LimitsConfig(steps=2000)
@@ -91,6 +97,8 @@ class RunConfig(ConfigSection):
     """When the validation data is scored."""
     save: SaveConfig = SaveConfig()
     """When checkpoints are written and which are kept."""
+    ema: EmaConfig = EmaConfig()
+    """A moving average of the weights."""
     log: LogConfig = LogConfig()
     """What is logged during training."""
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], TupleOrText] = ()
@@ -161,6 +169,12 @@ class RunConfig(ConfigSection):
             reason = "the rate would never reach its peak"
             message = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; {reason}"
             yield SettingConflict(("schedule", "warmup"), message, ("limits.steps",))
+        if isinstance(self.schedule, WSDSchedule) and self.schedule.decay_from and self.branch_from is None:
+            message = "needs branch_from: the rate decays from the checkpoint of another run"
+            yield SettingConflict(("schedule", "decay_from"), message, ("branch_from",))
+        if self.ema.beta is not None and self.save.average_last:
+            message = "must be 0 with ema.beta: the final model has one average or the other"
+            yield SettingConflict(("save", "average_last"), message, ("ema.beta",))
         random = "needs init_from: random weights would stay random"
         for name in ("frozen", "frozen_layers"):
             if getattr(self, name) and self.init_from is None:

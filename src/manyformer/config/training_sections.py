@@ -20,7 +20,7 @@ from manyformer.config.section import (
 )
 
 # Default steps of warm-up; in a run shorter than ten times as many, a tenth of the steps, or of its other limits.
-DEFAULT_WARMUP = {"noam": 4000, "cosine": 100, "constant": 100}
+DEFAULT_WARMUP = {"noam": 4000, "cosine": 100, "constant": 100, "wsd": 100}
 MAX_AHEAD = 64
 """The most batches that are read ahead: more only take memory."""
 Betas = Annotated[tuple[Fraction, Fraction], accepted_forms("two numbers from 0 up to 1, such as [0.9, 0.98]")]
@@ -296,6 +296,31 @@ class ConstantSchedule(ConfigSection):
     """Steps of linear warm-up; null means 100, or a tenth of a run that ends before 1000 steps."""
 
 
+class WSDSchedule(ConfigSection):
+    """Warm-up, stable, decay, a trapezoid (Hu et al. 2024, MiniCPM, arXiv:2404.06395; Hägele et al. 2024,
+    arXiv:2405.18392): linear warm-up to `optim.lr`, then a constant rate, which falls in the last part of the run."""
+
+    name: Literal["wsd"] = "wsd"
+    """Linear warm-up to the peak, a constant rate, and a decay at the end."""
+    warmup: NonNegativeInt | None = None
+    """Steps of linear warm-up; null means 100, or a tenth of a run that ends before 1000 steps."""
+    decay_share: Annotated[float, Field(gt=0, le=1)] = 0.2
+    """The share of the run in which the rate decays, by the limit that is nearest; with 1 it decays all the time after
+    the warm-up, linearly to zero by default (Bergsma et al. 2025, arXiv:2502.15938)."""
+    shape: Literal["linear", "1-sqrt", "exponential"] = "linear"
+    """The decay: `linear`, `1-sqrt` (1 minus the root of the share of the decay that is done), or `exponential`."""
+    final_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """What the rate decays to, as a fraction of the peak; the last step is one before it, and has a rate above 0."""
+    decay_from: Literal["now"] | None = None
+    """`now` lets the rate decay from the checkpoint of `branch_from` to the end of the run; null as `decay_share`
+    says."""
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.shape == "exponential" and not self.final_ratio:
+            message = "must be above 0, such as 0.01, with schedule.shape exponential, which never reaches 0"
+            yield SettingConflict(("final_ratio",), message, ("schedule.shape",))
+
+
 class LossConfig(ConfigSection):
     """The training loss, besides a model's own auxiliary losses."""
 
@@ -354,12 +379,32 @@ class BatchConfig(ConfigSection):
     """Tokens of one forward and backward pass, padding counted, all processes together."""
     accumulate: PositiveInt = 1
     """Gradient accumulation: passes whose gradients are summed for one step."""
+    start: PositiveInt | None = None
+    """Batch-size warm-up: the passes of the first steps, which grow evenly to `batch.accumulate`; the order of the data
+    is the same. null means as many as `batch.accumulate` from the first step on."""
+    warmup_steps: PositiveInt | None = None
+    """The steps after which a step has `batch.accumulate` passes, where `batch.start` has fewer."""
+    warmup_tokens: PositiveInt | None = None
+    """The same in target tokens trained on."""
     ahead: Annotated[
         Annotated[NonNegativeInt, Field(le=MAX_AHEAD)] | Literal["auto"],
         accepted_forms(f"a number of batches up to {MAX_AHEAD}, or auto"),
     ] = "auto"
     """How many batches a thread reads, and copies to the device, before they are trained on; 0 means none. `auto` means
     2 on a GPU and 0 on a CPU, whose cores reading and training would share. The order of the batches is the same."""
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        lengths = [name for name in ("warmup_steps", "warmup_tokens") if getattr(self, name) is not None]
+        if self.start is None:
+            for name in lengths:
+                yield SettingConflict((name,), "needs batch.start, the passes of the first steps", ("batch.start",))
+            return
+        if self.start >= self.accumulate:
+            message = f"{self.start} passes cannot grow to batch.accumulate {self.accumulate}; set fewer, or null"
+            yield SettingConflict(("start",), message, ("batch.accumulate",))
+        if len(lengths) != 1:
+            message = "needs batch.warmup_steps or batch.warmup_tokens, one of the two: when it ends"
+            yield SettingConflict(("start",), message, ("batch.warmup_steps", "batch.warmup_tokens"))
 
 
 class LimitsConfig(ConfigSection):
@@ -421,6 +466,24 @@ class SaveConfig(ConfigSection):
             yield SettingConflict(("average_last",), f"{problem}; set save.keep_last too", ("save.keep_last",))
 
 
+class EmaConfig(ConfigSection):
+    """The exponential moving average of the weights, a float32 copy that follows them."""
+
+    beta: Fraction | None = None
+    """After each step, average = beta average + (1 - beta) weight; such as 0.999, which averages the last 1000 steps.
+    null means no average."""
+    warmup: bool = True
+    """Use the least of beta and (1 + step) / (10 + step), so that the first weights are soon forgotten."""
+    evaluate: bool = True
+    """Validations score the averaged weights, and the final model has them. false scores the weights themselves, and
+    takes the averages of the last step for the final model if they score better."""
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        for name in ("warmup", "evaluate"):
+            if self.beta is None and not getattr(self, name):
+                yield SettingConflict((name,), "needs ema.beta: without it there is no average", ("ema.beta",))
+
+
 class LogConfig(ConfigSection):
     """What is logged during training."""
 
@@ -431,4 +494,4 @@ class LogConfig(ConfigSection):
 OptimConfig = (
     AdamWConfig | AdamConfig | AdagradConfig | AdadeltaConfig | MuonConfig | SGDConfig | LionConfig | AdafactorConfig
 )
-ScheduleConfig = NoamSchedule | CosineSchedule | ConstantSchedule
+ScheduleConfig = NoamSchedule | CosineSchedule | ConstantSchedule | WSDSchedule

@@ -13,7 +13,6 @@ from torch import nn
 from manyformer.base.errors import UserError
 from manyformer.config import AdamConfig, AdamWConfig, LionConfig, MuonConfig, OptimConfig, ParameterGroup, SGDConfig
 from manyformer.config.training_sections import AdafactorConfig, OptimizerKind
-from manyformer.models.model import named_weight_places
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.mixture_of_experts import ExpertLinear
 from manyformer.nn.runtime.training_hooks import (
@@ -191,7 +190,7 @@ def _check_muon(rules: Sequence[ParameterRule], config: OptimConfig) -> None:
 def _groups_of_weights(model: nn.Module, groups: Sequence[ParameterGroup]) -> dict[nn.Parameter, int]:
     """The number of the first pattern that matches each weight, by any of its names."""
     chosen: dict[nn.Parameter, int] = {}
-    places = [(name, weight) for name, weight in named_weight_places(model) if weight.requires_grad]
+    places = [(name, weight) for name, weight in model.named_parameters(remove_duplicate=False) if weight.requires_grad]
     for number, group in enumerate(groups):
         matching = {weight for name, weight in places if matches(group.match, name)}
         setting = f"optim.groups: the pattern '{group.match}'"
