@@ -24,6 +24,7 @@ from manyformer.training.events import LiveReporter, reporter
 from manyformer.training.optimizers import weight_decay_groups
 from manyformer.training.run_checks import (
     PlannedModel,
+    check_layers,
     check_memory,
     expected_model,
     planned_model,
@@ -47,6 +48,7 @@ def print_summary(run: RunConfig) -> None:
     expected = expected_model(run)
     try:
         check_memory(run, expected.model)
+        check_layers(run, expected.model)
         survey = survey_run(run)
     except UserError as error:
         # the size of the model is known without the data; the cost of a step takes long for one that never fits
