@@ -204,9 +204,8 @@ def test_the_range_test_suggests_a_rate_and_leaves_no_run(cli: Cli, here: Path) 
     test = json.loads(cli(*WORDS, "--find-lr", "--json").out)
     assert f"optim.lr={test['suggested']:g}" in ended.out
     assert test["rates"][0] == pytest.approx(1e-7)
-    # the loss had fallen where the suggestion comes from, and was about to rise
     lowest = min(range(len(test["rates"])), key=test["smoothed"].__getitem__)
-    assert test["suggested"] == pytest.approx(test["rates"][lowest] / 10, rel=0.5)
+    assert test["rates"][0] < test["suggested"] < test["rates"][lowest]
     assert test["smoothed"][lowest] < 0.8 * test["smoothed"][0]
     # all of it again, to the last digit
     assert json.loads(cli(*WORDS, "--find-lr", "--json").out)["losses"] == test["losses"]

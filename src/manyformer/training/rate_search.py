@@ -43,9 +43,6 @@ SMOOTHED_STEPS = 3
 DIVERGED_RATIO = 1.3
 """A test ends where the smoothed loss exceeds the first one so many times."""
 
-SAFETY = 10.0
-"""The suggested rate is the one of the lowest loss divided by this: there the loss is about to rise."""
-
 
 class RateTest(NamedTuple):
     """The rates of a test with their losses, plain and smoothed; the suggested rate, if any, and the reason."""
@@ -77,7 +74,7 @@ def find_learning_rate(run: RunConfig) -> RateTest:
     finite = list(_finite_start(losses))
     rates = _growing_rates(run)[: len(finite)]
     smoothed = smooth(finite)
-    suggested, reason = suggest_rate(rates, smoothed, diverged=_has_diverged(losses))
+    suggested, reason = suggest_rate(rates, smoothed)
     return RateTest(rates, finite, smoothed, suggested, reason, time.perf_counter() - begin)
 
 
@@ -134,17 +131,25 @@ def smooth(losses: Sequence[float]) -> list[float]:
     return means
 
 
-def suggest_rate(rates: Sequence[float], smoothed: Sequence[float], *, diverged: bool) -> tuple[float | None, str]:
-    """A rate for the run, None if the losses suggest none, and the reason in words."""
+def suggest_rate(rates: Sequence[float], smoothed: Sequence[float]) -> tuple[float | None, str]:
+    """The rate at which the loss falls fastest, None if it never falls, and the reason in words."""
     lowest = min(range(len(smoothed)), key=smoothed.__getitem__, default=0)
     if lowest == 0:
         return (
             None,
             "the loss never falls below that of the first step: the data or the model need a look, not the rate",
         )
-    falls = [smoothed[step + 1] - smoothed[step] for step in range(lowest)]
-    steepest = rates[min(range(lowest), key=falls.__getitem__)]
-    suggested = float(f"{rates[lowest] / SAFETY:.1g}")
-    course = f"the loss falls fastest near {steepest:.2g} and is lowest at {rates[lowest]:.2g} ({smoothed[lowest]:.3f})"
-    rises = "" if diverged or lowest < len(rates) - 1 else ", the last rate that was tried"
-    return suggested, f"{course}{rises}; a tenth of that rate leaves room for the later steps of a run"
+
+    def slope(step: int) -> float:
+        # over as many steps as the mean, so that no single one decides; what rises again is left out
+        return smoothed[min(lowest, step + SMOOTHED_STEPS)] - smoothed[max(0, step - SMOOTHED_STEPS)]
+
+    steepest = min(range(lowest), key=slope)
+    suggested = float(f"{rates[steepest]:.1g}")
+    end = "rises after that"
+    if lowest == len(rates) - 1:
+        end = "may fall further: it is the last rate that was tried"
+    return suggested, (
+        f"the loss falls fastest near {rates[steepest]:.2g}; it is lowest at {rates[lowest]:.2g} "
+        f"({smoothed[lowest]:.3f}) and {end}. A rate between the two may be too high for the later steps of a run"
+    )
