@@ -23,8 +23,8 @@ from manyformer.training.optimizers import (
     make_optimizer,
     named_optimizer_state,
     restore_optimizer_state,
-    weight_decay_groups,
 )
+from manyformer.training.parameter_rules import weight_decay_groups
 from manyformer.training.schedules import cosine, draw_rates, linear_warmup, make_schedule, make_warmup, noam
 from manyformer.training.train_state import RunAmounts
 

@@ -23,7 +23,7 @@ from manyformer.recipes.parts.model_summary import count_parameters, forward_cos
 from manyformer.recipes.parts.registry import task_of
 from manyformer.training import TrainingEvent, TrainingFinished, TrainResult
 from manyformer.training.events import LiveReporter, reporter
-from manyformer.training.optimizers import weight_decay_groups
+from manyformer.training.parameter_rules import weight_decay_groups
 from manyformer.training.run_checks import (
     PlannedModel,
     check_layers,

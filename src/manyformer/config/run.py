@@ -19,6 +19,10 @@ from manyformer.config.section import (
 from manyformer.config.training_sections import (
     DEFAULT_LR,
     DEFAULT_WARMUP,
+    MATCHED_LR,
+    AdadeltaConfig,
+    AdafactorConfig,
+    AdagradConfig,
     AdamWConfig,
     BatchConfig,
     CosineSchedule,
@@ -28,6 +32,7 @@ from manyformer.config.training_sections import (
     LogConfig,
     LoraConfig,
     LossConfig,
+    MuonConfig,
     NoamSchedule,
     OptimConfig,
     SaveConfig,
@@ -157,6 +162,19 @@ class RunConfig(ConfigSection):
         if isinstance(self.schedule, NoamSchedule) and self.optim.lr is not None:
             message = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
             yield SettingConflict(("optim", "lr"), message, ("schedule.name",))
+        if isinstance(self.schedule, NoamSchedule) and isinstance(self.optim, MuonConfig):
+            message = "noam sets one learning rate, and Muon has two, for matrices and for all else; choose another"
+            yield SettingConflict(("schedule", "name"), message, ("optim.name",))
+        if not isinstance(self.optim, MuonConfig) and any(group.optimizer for group in self.optim.groups):
+            message = "an optimizer of a group is one of Muon's two: it needs optim.name=muon"
+            yield SettingConflict(("optim", "groups"), message, ("optim.name",))
+        without_decay = isinstance(self.optim, AdagradConfig | AdadeltaConfig)
+        if without_decay and any(group.weight_decay is not None for group in self.optim.groups):
+            message = f"{self.optim.name} has no weight decay"
+            yield SettingConflict(("optim", "groups"), message, ("optim.name",))
+        if isinstance(self.optim, AdafactorConfig) and self.strategy == "fsdp":
+            message = "must not be fsdp with adafactor, which needs whole rows and columns"
+            yield SettingConflict(("strategy",), message, ("optim.name",))
         steps = self.limits.steps
         warmup = self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
@@ -221,11 +239,19 @@ def _is_noam(schedule: Any) -> bool:
 
 def _with_default_lr(optim: Any) -> Any:
     if isinstance(optim, OptimConfig) and optim.lr is None:
-        return optim.model_copy(update={"lr": DEFAULT_LR[optim.name]})
+        return optim.model_copy(update={"lr": _default_lr(optim.model_dump())})
     if isinstance(optim, dict) and optim.get("lr") is None:
-        name = optim.get("name", AdamWConfig().name)
+        rate = _default_lr(optim)
         # a name that no optimizer has is refused with the section
-        if isinstance(name, str) and name in DEFAULT_LR:
-            return {**optim, "lr": DEFAULT_LR[name]}
-        return optim
+        if rate is not None:
+            return {**optim, "lr": rate}
     return optim
+
+
+def _default_lr(optim: dict[str, Any]) -> float | None:
+    name = optim.get("name", AdamWConfig().name)
+    if name == "muon" and optim.get("scale") == "match_rms_adamw":
+        return MATCHED_LR
+    if isinstance(name, str):
+        return DEFAULT_LR.get(name)
+    return None

@@ -22,7 +22,13 @@ from manyformer.nn.runtime.devices import device_kind
 from manyformer.nn.runtime.torch_internals import overflow_of, tensor_norms
 from manyformer.nn.runtime.training_hooks import AddsPenalty
 from manyformer.training.ahead_feed import PreparedBatch
-from manyformer.training.optimizers import LR_SCALE, clip_each_gradient, make_optimizer, named_optimizer_state
+from manyformer.training.optimizers import (
+    LR_SCALE,
+    clip_each_gradient,
+    clip_gradient_values,
+    make_optimizer,
+    named_optimizer_state,
+)
 from manyformer.training.process_group import ParallelStrategy
 from manyformer.training.weight_average import WeightAverage
 
@@ -114,13 +120,14 @@ class TrainingEngine:
         self.strategy = strategy
         self.process_group = strategy.process_group
         self.max_grad_norm = optim.max_grad_norm
+        self.max_grad_value = optim.max_grad_value
         if isinstance(optim, AdagradConfig):
             self.max_weight_grad_norm = optim.max_weight_grad_norm
         else:
             self.max_weight_grad_norm = None
         # a gradient that is clipped need only be finite: its square is taken afterwards
-        is_clipped = self.max_grad_norm is not None or self.max_weight_grad_norm is not None
-        if is_clipped:
+        limits = (self.max_grad_norm, self.max_weight_grad_norm, self.max_grad_value)
+        if any(limit is not None for limit in limits):
             self._largest_norm = torch.finfo(torch.float32).max
         else:
             self._largest_norm = LARGEST_SQUARED_NORM
@@ -198,8 +205,11 @@ class TrainingEngine:
 
     def _update_weights(self, norm: Tensor | None, learning_rate: float) -> None:
         """Clip the gradients, whose norm is given, and make the step of the optimizer."""
+        if self.max_grad_value is not None:
+            clip_gradient_values(self.weights, self.max_grad_value)
         if self.max_weight_grad_norm is not None:
             clip_each_gradient(self.weights, self.max_weight_grad_norm)
+        if self.max_grad_value is not None or self.max_weight_grad_norm is not None:
             clipped_norms = GradientNorms.of(self.weights)
             norm = None
             if clipped_norms is not None:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -45,19 +45,7 @@ class FSDPStrategy(ParallelStrategy):
         self.process_group = process_group
 
     def prepare(self, model: Model) -> nn.Module:
-        mesh = init_device_mesh(model.device.type, (self.process_group.size,))
-        # a layer is the unit of sharding: its weights are gathered to run it, and released
-        layers = list(stack_layers(model))
-        common = shared_modules(layers)
-        # a weight that several layers share must not be released after the first of them
-        ignored = {weight for module in common for weight in module.parameters()}
-        for layer in layers:
-            fully_shard(layer, mesh=mesh, ignored_params=ignored)
-        # the root gathers the weights that it finds outside of layers, and it does so before any layer runs; the name
-        # is not to become part of those of the weights
-        model.add_module("common", nn.ModuleList(common))
-        fully_shard(model, mesh=mesh)
-        del model.common
+        shard_model(model, mesh=init_device_mesh(model.device.type, (self.process_group.size,)))
         return model
 
     def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:
@@ -94,10 +82,24 @@ class FSDPStrategy(ParallelStrategy):
         return full_model
 
 
-def shared_modules(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules with weights that several of these layers share, such as position encodings."""
-    occurrences = Counter(module for layer in layers for module in layer.modules())
-    return [module for module, count in occurrences.items() if count > 1 and list(module.parameters(recurse=False))]
+def shard_model(model: Model, **options: Any) -> None:
+    """Let each layer of the model's stacks, and the model around them, be a unit of torch's `fully_shard`.
+
+    A weight that several layers share belongs to the unit of the model: that of a layer would release it after the
+    layer, and each of the others would have a weight of its own. `options` are those of `fully_shard`."""
+    # a layer is the unit of sharding: its weights are gathered to run it, and released
+    layers = list(stack_layers(model))
+    uses = Counter(weight for layer in layers for weight in set(layer.parameters()))
+    shared = {weight for weight, count in uses.items() if count > 1}
+    for layer in layers:
+        fully_shard(layer, ignored_params=shared, **options)
+    modules = dict.fromkeys(module for layer in layers for module in layer.modules())
+    common = [module for module in modules if shared & set(module.parameters(recurse=False))]
+    # the root gathers the weights that it finds outside of layers, and it does so before any layer runs; the name is
+    # not to become part of those of the weights
+    model.add_module("common", nn.ModuleList(common))
+    fully_shard(model, **options)
+    del model.common
 
 
 @final
