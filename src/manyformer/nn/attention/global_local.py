@@ -178,12 +178,12 @@ def _find_indices(tokens: TokenSet, positions: TokenPositions) -> Int[Tensor, "b
     return is_chosen.byte().argsort(dim=-1, descending=True, stable=True)[:, :max_count]
 
 
-@final
 def _halves(linear: nn.Linear) -> tuple[int, int]:
     """The rows of keys, and as many of values."""
     return (linear.out_features // 2, linear.out_features // 2)
 
 
+@final
 class SideProjections(nn.Module, FusedRows):
     """The projections for queries of one side (summaries or text): queries, outputs, keys and values of either side."""
 
