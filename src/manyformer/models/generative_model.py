@@ -43,6 +43,7 @@ from manyformer.nn.core import (
 )
 from manyformer.nn.decoding.bound_step import DecodeStep, ModuleParts, bind_step, callable_of, is_bound
 from manyformer.nn.depth.early_exit_stack import EarlyExit, EarlyExitStep
+from manyformer.nn.runtime.module_places import separate_places
 from manyformer.nn.runtime.torch_internals import has_hooks
 from manyformer.nn.runtime.training_hooks import StatefulAcrossBatches, uses_neighbours
 
@@ -104,6 +105,7 @@ class GenerativeModel(Model[B]):
         self.head = head
         self.auxiliary = auxiliary
         self.vocab = head.classes
+        separate_places(self)
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
         """The decoding state before any token; `capacity` preallocates buffers, for use in `torch.no_grad()`."""

@@ -27,6 +27,8 @@ from manyformer.nn.runtime.head_selection import (
     select_head_outputs,
     select_outputs,
 )
+from manyformer.nn.runtime.module_places import share_again, shared_tensors
+from manyformer.nn.runtime.training_hooks import FusedRows
 
 
 class MultiHeadLayer(Layer, ABC):
@@ -54,9 +56,11 @@ class MultiHeadLayer(Layer, ABC):
         selection = self.select_heads(tuple(heads))
         self.select_projections(selection)
         modules = [module for module in self.modules() if module is not self]
+        shared = shared_tensors(self)
         for module in modules:
             if isinstance(module, PerHeadTensors):
                 module.keep_heads(selection)
+        share_again(shared)
         # masks are no modules; what differs by head in them is numbered anew, as the heads are
         for module in (self, *modules):
             for name in ("mask", "cache_mask"):
@@ -113,7 +117,7 @@ class AttentionState(NamedTuple):
 
 
 @final
-class Attention(MultiHeadLayer):
+class Attention(MultiHeadLayer, FusedRows):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), which every attention of the library configures.
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
@@ -202,6 +206,11 @@ class Attention(MultiHeadLayer):
                 nn.init.xavier_uniform_(weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        keys = self.key_heads * self.kv_shape.head_dim
+        # gates that the layer projects with the values are rows of their heads
+        return {"kv_proj.weight": (keys, self.kv_proj.out_features - keys)}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         spec = CacheSpec(batch, self.kv_shape, capacity, device, dtype, self.kernel.recurrent)
