@@ -234,7 +234,8 @@ class CaseReader:
     def _trial_settings(self, name: str) -> Iterator[dict[str, Any]]:
         """The combinations of the values of all trials, the case's own or the file's; one empty one without trials."""
         trials: dict[str, list[Any]] = dict(self.file.trials)
-        for case_name in (name, (self.settings.data[name] or {}).get("trained")):
+        # a case that uses the weights of another has its trials
+        for case_name in (name, str((self.settings.data[name] or {}).get("trained"))):
             case = self.settings.data.get(case_name) or {}
             if "trials" in case:
                 trials = self._check_trials(case_name, case["trials"])
