@@ -147,7 +147,7 @@ def _print_optimizers(run: RunConfig, model: Model, *, every_weight: bool) -> No
             lines = [f"{INDENT}{rule.name} {tuple(rule.weight.shape)}" for rule in rules]
         print_result(*lines)
     if isinstance(run.optim, MuonConfig):
-        dtype = run.optim.ns_dtype
+        dtype: str = run.optim.ns_dtype
         if dtype == "auto":
             device = choose_device(run.device, SINGLE_PROCESS_GROUP)
             dtype = str(iteration_dtype(device)).removeprefix("torch.")

@@ -157,9 +157,8 @@ def _hinted(model: nn.Module) -> tuple[set[nn.Parameter], set[nn.Parameter]]:
 
 def _weights_inside_layers(model: nn.Module) -> set[nn.Parameter]:
     """The weights without a place outside of the layers; in a model of others, outside of its lists of modules."""
-    containers = {module for module in model.modules() if isinstance(module, Layer)}
-    if not containers:
-        containers = {module for module in model.modules() if isinstance(module, nn.ModuleList)}
+    kind = Layer if any(isinstance(module, Layer) for module in model.modules()) else nn.ModuleList
+    containers: set[nn.Module] = {module for module in model.modules() if isinstance(module, kind)}
     outside = {weight for module in _outside(model, containers) for weight in module.parameters(recurse=False)}
     return set(model.parameters()) - outside
 
