@@ -492,6 +492,21 @@ class EmaConfig(ConfigSection):
                 yield SettingConflict((name,), "needs ema.beta: without it there is no average", ("ema.beta",))
 
 
+class MupConfig(ConfigSection):
+    """Learning rates that transfer over widths (Yang et al. 2021, arXiv:2203.03466, table 8): for comparisons of models
+    of several widths at one rate."""
+
+    base_width: PositiveInt | None = None
+    """The `model.dim` at which the rate is meant. Weights of linear layers have the rate times base_width / dim, heads
+    as many times fewer in the base model as it is narrower. null means one rate for all weights at every width."""
+    form: Literal["full", "simple"] = "full"
+    """`full` also takes the first scales from the base model and divides the logits; `simple` changes rates alone."""
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.base_width is None and self.form != "full":
+            yield SettingConflict(("form",), "needs mup.base_width", ("mup.base_width",))
+
+
 class LogConfig(ConfigSection):
     """What is logged during training."""
 
