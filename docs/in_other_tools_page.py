@@ -57,7 +57,9 @@ an empty cell was not computed: the tool was not there, or takes no such inputs.
   transformations do not have them.
 - **Without memory**: tables of positions and decays follow from settings, so that a model built on the meta device is
   complete once its weights are loaded, by `to_empty` and `load_state_dict` or by `assign=True`.
-- **Shared weights** have a name in each of their places in `state_dict()`, and one in `named_parameters()`.
+- **Shared weights**: each module has one place, and what several share are weights, which have a name in each of their
+  places in `state_dict()` and in `named_parameters(remove_duplicate=False)`. Layers that are applied several times
+  (`loops`) have the names of their first place.
 - **Exported graphs** compute recurrences as one chunk and let all experts see all tokens, so that batch and length may
   be any; `torch.jit.trace` gives a tuple of the tensors of the output.
 - **Graphs of `torch.compile`**: where data choose (experts, clusters, adaptive steps) or where a loop over tokens would

@@ -13,7 +13,8 @@ from manyformer.models import Model
 from manyformer.nn.positions import Position
 from manyformer.nn.runtime.training_hooks import UndecayedParameters, fused_row_parts
 from manyformer.recipes import recipe_names
-from manyformer.training.optimizers import make_optimizer, weight_decay_groups
+from manyformer.training.optimizers import make_optimizer
+from manyformer.training.parameter_rules import weight_decay_groups
 
 DECAYED = {
     # projections and convolutions

@@ -292,11 +292,11 @@ def test_average(tmp_path: Path) -> None:
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
     engine = TrainingEngine(c, AdamWConfig(lr=0.1), DDPStrategy())
-    engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
+    engine.average_checkpoints([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
     assert c.embed.token.weight is c.head.weight
     for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):
         torch.testing.assert_close(three, (one + 2 * two) / 3)
-    engine.average([tmp_path / "a"] * 4)
+    engine.average_checkpoints([tmp_path / "a"] * 4)
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
 
 

@@ -21,14 +21,16 @@ from manyformer.recipes.parts.model_summary import count_parameters, forward_cos
 from manyformer.recipes.parts.registry import task_of
 from manyformer.training import TrainingEvent, TrainingFinished, TrainResult
 from manyformer.training.events import LiveReporter, reporter
-from manyformer.training.optimizers import weight_decay_groups
+from manyformer.training.parameter_rules import weight_decay_groups
 from manyformer.training.run_checks import (
     PlannedModel,
     check_memory,
     expected_model,
     planned_model,
+    planned_schedule,
     survey_run,
 )
+from manyformer.training.schedules import DRAWN_POINTS, Schedule, draw_rates
 
 SAMPLE_TOKENS = 160
 """Length in tokens of a sample."""
@@ -57,6 +59,7 @@ def print_summary(run: RunConfig) -> None:
     if (batch := survey.describe_batch()) is not None:
         print_result(f"# {'batch':<8} the first one has {batch}")
     check_memory(run, planned.model)
+    _print_schedule(planned_schedule(run, planned.model))
     print_result("# nothing was trained: this was --dry-run")
 
 
@@ -65,10 +68,12 @@ def print_summary_as_json(run: RunConfig) -> None:
     survey = survey_run(run).data
     planned = planned_model(run, survey, expected_model(run))
     check_memory(run, planned.model)
+    schedule = planned_schedule(run, planned.model)
     print_json(
         {
             "run": run.model_dump(mode="json", by_alias=True),
             "model": {"parameters": count_parameters(planned.model), "assumption": planned.assumption},
+            "schedule": {"course": schedule.describe(), "rates": schedule.sample(DRAWN_POINTS)},
             "data": {
                 "lines": [text for _, text in survey.lines],
                 "summary": None if survey.summary is None else survey.summary.as_json(),
@@ -97,6 +102,12 @@ def _print_model(run: RunConfig, planned: PlannedModel, *, with_cost: bool = Tru
     # a backward pass computes about twice as much as a forward pass
     step = 3 * forward_cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")
+
+
+def _print_schedule(schedule: Schedule) -> None:
+    """Say what the learning rate does over the run, and draw it."""
+    first, *others = textwrap.wrap(f"schedule {schedule.describe()}", WIDTH - 11, break_long_words=False)
+    print_result(f"# {first}", *(f"#          {line}" for line in [*others, draw_rates(schedule.sample(DRAWN_POINTS))]))
 
 
 class AfterTraining:

@@ -19,19 +19,26 @@ from manyformer.config.section import (
 from manyformer.config.training_sections import (
     DEFAULT_LR,
     DEFAULT_WARMUP,
+    MATCHED_LR,
+    AdadeltaConfig,
+    AdafactorConfig,
+    AdagradConfig,
     AdamWConfig,
     BatchConfig,
     CosineSchedule,
+    EmaConfig,
     EvaluateConfig,
     LimitsConfig,
     LogConfig,
     LoraConfig,
     LossConfig,
+    MuonConfig,
     NoamSchedule,
     OptimConfig,
     SaveConfig,
     ScheduleConfig,
     TransferConfig,
+    WSDSchedule,
 )
 
 MAX_DEVICES = 1024
@@ -78,6 +85,10 @@ class RunConfig(ConfigSection):
     """Low-rank adapters that are trained instead of the weights, such as `{rank: 8, parts: [q_proj, kv_proj]}`."""
     transfer: TransferConfig = TransferConfig()
     """Attention transfer from the weights of `init_from`, before the first step."""
+    branch_from: PathText | None = None
+    """A run, or one of its checkpoints (RUN/checkpoints/step-00000800), from which this run goes on in a folder of its
+    own, with the weights, the optimizer, the counters, the place in the data and the random numbers of that moment;
+    other limits, rates and schedules are allowed. null means a run of its own."""
     batch: BatchConfig = BatchConfig()
     """The size of a training step."""
     limits: LimitsConfig = LimitsConfig(steps=2000)
@@ -86,6 +97,8 @@ class RunConfig(ConfigSection):
     """When the validation data is scored."""
     save: SaveConfig = SaveConfig()
     """When checkpoints are written and which are kept."""
+    ema: EmaConfig = EmaConfig()
+    """A moving average of the weights."""
     log: LogConfig = LogConfig()
     """What is logged during training."""
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], TupleOrText] = ()
@@ -137,12 +150,31 @@ class RunConfig(ConfigSection):
         if isinstance(self.schedule, NoamSchedule) and self.optim.lr is not None:
             message = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
             yield SettingConflict(("optim", "lr"), message, ("schedule.name",))
+        if isinstance(self.schedule, NoamSchedule) and isinstance(self.optim, MuonConfig):
+            message = "noam sets one learning rate, and Muon has two, for matrices and for all else; choose another"
+            yield SettingConflict(("schedule", "name"), message, ("optim.name",))
+        if not isinstance(self.optim, MuonConfig) and any(group.optimizer for group in self.optim.groups):
+            message = "an optimizer of a group is one of Muon's two: it needs optim.name=muon"
+            yield SettingConflict(("optim", "groups"), message, ("optim.name",))
+        without_decay = isinstance(self.optim, AdagradConfig | AdadeltaConfig)
+        if without_decay and any(group.weight_decay is not None for group in self.optim.groups):
+            message = f"{self.optim.name} has no weight decay"
+            yield SettingConflict(("optim", "groups"), message, ("optim.name",))
+        if isinstance(self.optim, AdafactorConfig) and self.strategy == "fsdp":
+            message = "must not be fsdp with adafactor, which needs whole rows and columns"
+            yield SettingConflict(("strategy",), message, ("optim.name",))
         steps = self.limits.steps
         warmup = self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
             reason = "the rate would never reach its peak"
             message = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; {reason}"
             yield SettingConflict(("schedule", "warmup"), message, ("limits.steps",))
+        if isinstance(self.schedule, WSDSchedule) and self.schedule.decay_from and self.branch_from is None:
+            message = "needs branch_from: the rate decays from the checkpoint of another run"
+            yield SettingConflict(("schedule", "decay_from"), message, ("branch_from",))
+        if self.ema.beta is not None and self.save.average_last:
+            message = "must be 0 with ema.beta: the final model has one average or the other"
+            yield SettingConflict(("save", "average_last"), message, ("ema.beta",))
         random = "needs init_from: random weights would stay random"
         for name in ("frozen", "frozen_layers"):
             if getattr(self, name) and self.init_from is None:
@@ -195,11 +227,19 @@ def _is_noam(schedule: Any) -> bool:
 
 def _with_default_lr(optim: Any) -> Any:
     if isinstance(optim, OptimConfig) and optim.lr is None:
-        return optim.model_copy(update={"lr": DEFAULT_LR[optim.name]})
+        return optim.model_copy(update={"lr": _default_lr(optim.model_dump())})
     if isinstance(optim, dict) and optim.get("lr") is None:
-        name = optim.get("name", AdamWConfig().name)
+        rate = _default_lr(optim)
         # a name that no optimizer has is refused with the section
-        if isinstance(name, str) and name in DEFAULT_LR:
-            return {**optim, "lr": DEFAULT_LR[name]}
-        return optim
+        if rate is not None:
+            return {**optim, "lr": rate}
     return optim
+
+
+def _default_lr(optim: dict[str, Any]) -> float | None:
+    name = optim.get("name", AdamWConfig().name)
+    if name == "muon" and optim.get("scale") == "match_rms_adamw":
+        return MATCHED_LR
+    if isinstance(name, str):
+        return DEFAULT_LR.get(name)
+    return None

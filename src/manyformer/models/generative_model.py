@@ -43,6 +43,7 @@ from manyformer.nn.core import (
 )
 from manyformer.nn.decoding.bound_step import DecodeStep, ModuleParts, bind_step, callable_of, is_bound
 from manyformer.nn.depth.early_exit_stack import EarlyExit, EarlyExitStep
+from manyformer.nn.runtime.module_places import separate_places
 from manyformer.nn.runtime.torch_internals import has_hooks
 from manyformer.nn.runtime.training_hooks import StatefulAcrossBatches, uses_neighbours
 
@@ -106,6 +107,7 @@ class GenerativeModel(Model[B]):
         self.vocab = head.classes
         # layers that look tokens up get their ids with the positions
         self.reads_token_ids = any(getattr(module, "reads_token_ids", False) for module in stack.modules())
+        separate_places(self)
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
         """The decoding state before any token; `capacity` preallocates buffers, for use in `torch.no_grad()`."""

@@ -407,20 +407,45 @@ class LayeredStack(Layer):
 
 
 class NamedLayers(Layer):
-    """Layers named by their keywords: the names become part of the checkpoint. Its state is a list of theirs."""
+    """Layers named by their keywords: the names become part of the checkpoint. Its state is a list of theirs.
+
+    A layer that is given several times is registered under its first name, and has a state in each of its places."""
+
+    places: dict[str, str] | None = None
+    """The name under which the layer of each place is registered, in order; None if all layers differ."""
 
     def __init__(self, **layers: Layer) -> None:
         super().__init__()
+        first_names: dict[Layer, str] = {}
         for name, layer in layers.items():
-            self.add_module(name, layer)
+            if first_names.setdefault(layer, name) == name:
+                self.add_module(name, layer)
+        if len(first_names) < len(layers):
+            self.places = {name: first_names[layer] for name, layer in layers.items()}
+            self.register_load_state_dict_pre_hook(_drop_repeated_places)
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self.in_order()]
 
     def in_order(self) -> Iterable[Layer]:
-        """The layers in their order."""
+        """The layers in their order, each as often as it is applied."""
+        if self.places is not None:
+            return [self._modules[name] for name in self.places.values()]  # type: ignore[misc]
         # `children()` removes duplicates first, which takes longer than a small layer needs for one token
         return self._modules.values()  # type: ignore[return-value]
+
+
+def _drop_repeated_places(layers: NamedLayers, state: dict[str, Any], prefix: str, *details: Any) -> None:
+    """Take the tensors of further places out of a state dict of an earlier version, which named a layer in each.
+
+    Tensors that are not those of the first place are left, so that loading refuses them."""
+    for place, name in (layers.places or {}).items():
+        first = f"{prefix}{name}."
+        further = f"{prefix}{place}."
+        for key in [key for key in state if place != name and key.startswith(further)]:
+            tensor = state.get(first + key.removeprefix(further))
+            if tensor is state[key] or (tensor is not None and torch.equal(tensor, state[key])):
+                del state[key]
 
 
 @final
@@ -465,11 +490,12 @@ class ParallelLayers(NamedLayers):
     """
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
+        layers = list(self.in_order())
         if state is None:
-            states = [None] * len(self._modules)
+            states = [None] * len(layers)
         else:
             states = state
-        outs = [layer(x, ctx, layer_state) for layer, layer_state in zip(self.in_order(), states)]
+        outs = [layer(x, ctx, layer_state) for layer, layer_state in zip(layers, states)]
         y = outs[0].y
         loss = outs[0].loss
         for out in outs[1:]:

@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 from manyformer.nn.core import Context, GraphEdges, Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
-from manyformer.nn.runtime.training_hooks import FusedRows
+from manyformer.nn.runtime.training_hooks import FusedRows, OptimizerHints
 
 NEGATIVE_SLOPE = 0.2
 """The slope of LeakyReLU for negative scores (Velickovic et al. 2018, section 2.1)."""
@@ -152,12 +152,14 @@ class GraphConvolution(Layer):
 
 
 @final
-class GraphTransformerStack(Layer):
+class GraphTransformerStack(Layer, OptimizerHints):
     """Post-norm layers in which a node attends to its neighbors (Dwivedi and Bresson 2021, section 2.2).
 
     With `edge_features` the product of query and key is multiplied channel by channel with a projection of the edge,
     and becomes the edge's next state (equations 8 to 12); the last layer needs none. Raises ValueError if there are no
     edges, or none with features."""
+
+    adamw_weights = ("edge_embed.weight",)
 
     def __init__(
         self, depth: int, dim: int, heads: int, *, edge_features: int = 0, ff_dim: int, dropout: float = 0.0

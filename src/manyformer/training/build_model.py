@@ -83,8 +83,8 @@ def training_copies(run: RunConfig) -> int:
     # FSDP divides them among the processes
     if run.strategy == "fsdp":
         return 1
-    # weights, their gradients and the two running means of Adam
-    return 4
+    # weights, their gradients and the two running means of Adam, and a moving average
+    return 4 + (run.ema.beta is not None)
 
 
 def takes_length_of_data(run: RunConfig) -> bool:
@@ -187,6 +187,7 @@ def make_engine(
         label_smoothing=run.loss.label_smoothing,
         autocast=autocast,
         rows_continue=feed.rows_continue,
+        ema=run.ema,
     )
 
 

@@ -247,6 +247,8 @@ def _check_unscored(run: RunConfig) -> None:
     for name in ("patience", "target"):
         if getattr(run.evaluate, name) is not None:
             raise UserError(f"evaluate.{name} needs scores: give eval_data=")
+    if run.ema.beta is not None and not run.ema.evaluate:
+        raise UserError("ema.evaluate=false takes the average if it scores better: give eval_data=, or leave it out")
     if run.save.average_last:
         raise UserError("save.average_last takes the average if it scores better: give eval_data=")
 

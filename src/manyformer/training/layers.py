@@ -11,7 +11,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.base.errors import UserError
-from manyformer.models.model import named_weight_places
 from manyformer.nn.core import Context, Layer, LayerOutput, State
 
 STACK = "body"
@@ -44,7 +43,7 @@ def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
     by_weight: dict[nn.Parameter, int] = {}
     top = len(layers) + 1
     # all names of a tied weight, of which the lowest place counts
-    for name, weight in named_weight_places(model):
+    for name, weight in model.named_parameters(remove_duplicate=False):
         prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
         if prefix is not None:
             depth = layers[prefix]

@@ -4,6 +4,7 @@
 of its cases by it."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -25,9 +26,11 @@ from manyformer.nn.runtime.devices import check_memory_of, check_model_fits
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.build_model import choose_device, model_keywords, takes_length_of_data, training_copies
+from manyformer.training.checkpoints import find_branch
 from manyformer.training.init_from import check_tokenizers
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 from manyformer.training.run_folder import model_folder
+from manyformer.training.schedules import Schedule, make_schedule
 
 
 class PlannedModel(NamedTuple):
@@ -123,6 +126,16 @@ def planned_model(run: RunConfig, survey: DataSurvey, expected: PlannedModel) ->
         check_tokenizers(model_folder(run.init_from), survey.opened)
     longest = max((limit.length for limit in survey.length_limits), default=expected.row_length)
     return PlannedModel(model, None, longest)
+
+
+def planned_schedule(run: RunConfig, model: Model) -> Schedule:
+    """The learning rates of a run that has not begun. Raises UserError for a checkpoint to branch from that is none."""
+    branch = None
+    if run.branch_from is not None:
+        assert run.out is not None
+        checkpoint = find_branch(run.branch_from, Path(run.out), SINGLE_PROCESS_GROUP)
+        branch = checkpoint.state.train_state.amounts
+    return make_schedule(run, width=model.spec.keywords.get("dim"), branch=branch)
 
 
 class RunChecker:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from manyformer.analysis.comparisons.compare import read_comparison
 from manyformer.analysis.comparisons.sizing import TOLERANCE, body_parameters
@@ -10,6 +11,8 @@ from manyformer.analysis.comparisons.suite_runner import read_suite
 from manyformer.base.errors import UserErrors
 from manyformer.config import shipped_comparisons, shipped_runs
 from manyformer.config.suite import is_suite
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes import RECIPES
 
 FILE = """# Which position is best?
 # In two lines.
@@ -99,6 +102,13 @@ def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     assert actual.about
     assert name not in shipped_runs()
     assert f"comparisons/{name}" not in shipped_runs()
+
+
+def test_every_causal_language_model_has_the_budget_of_nanogpt() -> None:
+    cases = yaml.safe_load(shipped_comparisons()["suite/characters"].read_text(encoding="utf-8"))["cases"]
+    causal = {name for name, recipe in RECIPES.items() if recipe.card.task is LANGUAGE_MODELLING}
+    causal = {name for name in causal if "causal" in RECIPES[name].card.promises}
+    assert {settings.get("recipe", name) for name, settings in cases.items()} == causal
 
 
 PAPERS = [

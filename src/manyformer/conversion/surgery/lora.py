@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.config import LoraConfig
-from manyformer.models.model import named_weight_places
 from manyformer.nn.runtime.training_hooks import AddsToModule, FusedRows
 
 
@@ -115,7 +114,7 @@ def is_head(name: str) -> bool:
 
 def _adaptable_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers outside of the head whose weights are trained and in no other place of the model, by name."""
-    uses = Counter(id(weight) for _, weight in named_weight_places(model))
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     return {
         name: layer
         for name, layer in model.named_modules()

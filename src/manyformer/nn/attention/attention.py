@@ -28,6 +28,7 @@ from manyformer.nn.runtime.head_selection import (
     select_head_outputs,
     select_outputs,
 )
+from manyformer.nn.runtime.module_places import share_again, shared_tensors
 from manyformer.nn.runtime.training_hooks import FusedRows
 
 
@@ -56,9 +57,11 @@ class MultiHeadLayer(Layer, ABC):
         selection = self.select_heads(tuple(heads))
         self.select_projections(selection)
         modules = [module for module in self.modules() if module is not self]
+        shared = shared_tensors(self)
         for module in modules:
             if isinstance(module, PerHeadTensors):
                 module.keep_heads(selection)
+        share_again(shared)
         # masks are no modules; what differs by head in them is numbered anew, as the heads are
         for module in (self, *modules):
             for name in ("mask", "cache_mask"):

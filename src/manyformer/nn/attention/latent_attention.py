@@ -26,7 +26,7 @@ from manyformer.nn.runtime.head_selection import HeadSelection, select_head_inpu
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.recompute import choose_once
 from manyformer.nn.runtime.torch_internals import is_plain
-from manyformer.nn.runtime.training_hooks import FusedRows
+from manyformer.nn.runtime.training_hooks import FusedRows, OptimizerHints
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 KEY_NORM_EPS = 1e-6
@@ -40,7 +40,7 @@ class IndexQueries(NamedTuple):
 
 
 @final
-class LightningIndexer(nn.Module):
+class LightningIndexer(nn.Module, OptimizerHints):
     """Chooses the `count` tokens with the largest scores for each query (DeepSeek-AI 2025, DeepSeek-V3.2-Exp, 2.1).
 
     The score of token s for query t is sum_h w_th ReLU(q_th k_s): `heads` queries from the latent of queries, one key
@@ -48,6 +48,8 @@ class LightningIndexer(nn.Module):
     acts on queries and keys. It is trained by `loss` alone, and what it reads has no gradient. Scores of all pairs are
     computed, so its time is quadratic in the length, with a small constant. Raises ValueError for a count, heads or a
     width below 1."""
+
+    adamw_weights = ("weight_proj.weight",)
 
     def __init__(
         self, dim: int, query_latent_dim: int, *, heads: int, head_dim: int, count: int, position: Position

@@ -74,6 +74,17 @@ def fused_row_parts(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: rows for name, rows in parts.items() if name in names}
 
 
+class OptimizerHints:
+    """A module that says which of its weights are matrices of hidden layers, where their owners do not tell.
+
+    Such a matrix is what Muon orthogonalizes: the weight of a linear layer inside of a layer. `hidden_matrices` names
+    others that are, `adamw_weights` those that are not: routers, gates and tables in the form of a linear layer. Names
+    are those of parameters in this module, such as `proj.weight`."""
+
+    hidden_matrices: tuple[str, ...] = ()
+    adamw_weights: tuple[str, ...] = ()
+
+
 class AddsPenalty(ABC):
     """A module that adds a term to the training loss of each pass, however often it was applied in it."""
 

@@ -100,7 +100,7 @@ def stack(
 
     makers = [layer] if callable(layer) else layer
     made = [complete(makers[number % len(makers)](number)) for number in range(depth)]
-    # the same modules under the numbers of all places: state dicts list them in each, checkpoints once
+    # the same modules under the numbers of all places, registered under the first
     layers = {str(number): part for number, part in enumerate(made * loops)}
     if streams == "reversible":
         body: dict[str, Layer] = {"layers": ReversibleStack(**layers)}
