@@ -14,9 +14,9 @@ cell of a run is wrong, or raises where it was right or refused.
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -50,13 +50,16 @@ def main(words: list[str] | None = None) -> int:
     )
     worse = []
     counts: Counter[str] = Counter()
+    costs: Counter[str] = Counter()
     for name in recipes:
         for column in columns:
             is_kept = column in kept.get(name, {})
             if not is_in_share(f"{name} {column}", options.share) or (options.missing and is_kept):
                 continue
-            start = time.monotonic()
+            before = processor_time()
             result = ToolCell(name, column).run(options.seconds)
+            seconds = processor_time() - before
+            costs[column] += seconds
             counts[result["result"]] += 1
             earlier = kept.get(name, {}).get(column)
             # a slower machine or a package that is missing is nothing worse
@@ -64,15 +67,22 @@ def main(words: list[str] | None = None) -> int:
             if result["result"] == "wrong" or has_failed:
                 worse.append(f"{name} in {column}: {result}")
             if result["result"] != "right" or options.verbose:
-                print(f"{name:28s} {column:20s} {result} {time.monotonic() - start:.1f}s", flush=True)
+                print(f"{name:28s} {column:20s} {result} {seconds:.1f} s", flush=True)
             if not options.check:
                 kept.setdefault(name, {})[column] = result | {"commit": commit}
         if not options.check:
             keep(kept, options.file)
     print(", ".join(f"{counts[result]} {result}" for result in ORDER if counts[result]))
+    print("seconds of processor time:", ", ".join(f"{column} {seconds:.0f}" for column, seconds in costs.most_common()))
     for line in worse:
         print(f"worse than it was: {line}")
     return bool(worse)
+
+
+def processor_time() -> float:
+    """Seconds of processor time of all cells until now."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def parser() -> argparse.ArgumentParser:
