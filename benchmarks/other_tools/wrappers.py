@@ -117,6 +117,8 @@ def quantized_by_torchao(subject: Subject) -> None:
     model: Any = subject.model()
     _check_linears(model)
     example = subject.example(model)
+    if any(layer.in_features == 1 for layer in linears(model).values()):
+        raise ToolLimit("torchao's int8 weights take no linear layer of one input")
     plain = one_pass(model, example)
     quantize_(model, Int8WeightOnlyConfig())
     logits = one_pass(model, example)
