@@ -16,7 +16,7 @@ from other_tools import wrappers  # noqa: E402 - scripts of that folder
 from other_tools.cells import COLUMNS, ToolCell  # noqa: E402 - scripts of that folder
 from other_tools.comparisons import WrongResult  # noqa: E402
 from other_tools.processes import in_two_processes  # noqa: E402
-from other_tools.subject import Subject, output_of  # noqa: E402
+from other_tools.subject import Subject, one_pass  # noqa: E402
 
 QUICK = ["own loop", "bf16", "meta", "functional_call", "second derivative", "vmap gradients", "make_fx", "weight_norm"]
 
@@ -64,7 +64,7 @@ def test_what_is_wrong_in_the_second_process_alone_is_found(monkeypatch: pytest.
 def test_a_layer_whose_mask_is_not_seen_in_decoding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrappers, "decoded_of", lambda model, example: plain)
     subject = Subject("llama")
-    plain = output_of(subject.model(), subject.inputs(subject.model()))
+    plain = one_pass(subject.model().double(), subject.example(subject.model()))
     with pytest.raises(WrongResult, match="single tokens"):
         COLUMNS["pruning"](subject)
 

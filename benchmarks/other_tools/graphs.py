@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from other_tools.comparisons import WrongResult, compare, compare_all
-from other_tools.subject import LENGTH, ROWS, Subject, ToolMissing, gradients_of, output_of, scalar_of
+from other_tools.subject import LENGTH, ROWS, Subject, ToolLimit, ToolMissing, gradients_of, output_of, scalar_of
 
 LENGTHS = (LENGTH, LENGTH + 9, LENGTH + 24)
 
@@ -147,7 +147,7 @@ def jit_traced(subject: Subject) -> None:
     inputs = subject.inputs(model)
     others = subject.inputs(model, seed=3)
     if not all(isinstance(x, Tensor) for x in inputs):
-        raise ToolMissing("torch.jit.trace takes tensors alone")
+        raise ToolLimit("torch.jit.trace takes tensors alone, and an input is none")
     graph = torch.jit.trace(model, inputs, check_trace=False, strict=False)
     compare(graph(*others)[0], output_of(model, others), "other inputs")
 

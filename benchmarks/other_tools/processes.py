@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from manyformer.training.parallel_strategies import shard_model
 from other_tools.comparisons import WrongResult, compare, compare_all
 from other_tools.subject import Subject, output_of
 
@@ -142,11 +144,19 @@ def _reraised(action: Callable[[], object]) -> None:
 
 
 def shard(model: Any) -> nn.Module:
-    """The layers, then the model, as the page on sharding says."""
-    for name, module in model.named_modules():
-        is_layer = name.rpartition(".")[2].isdigit() and not any(part.isdigit() for part in name.split(".")[:-1])
-        if is_layer and any(True for _ in module.parameters()):
-            fully_shard(module)
+    """Each layer, then the model; by the library's function for shared weights and scalars, which torch's refuses."""
+    layers = [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2].isdigit() and not any(part.isdigit() for part in name.split(".")[:-1])
+    ]
+    uses = Counter(weight for layer in layers for weight in set(layer.parameters()))
+    if any(count > 1 for count in uses.values()) or not all(weight.ndim for weight in model.parameters()):
+        shard_model(model)
+        return model
+    for layer in layers:
+        if any(True for _ in layer.parameters()):
+            fully_shard(layer)
     fully_shard(model)
     return model
 

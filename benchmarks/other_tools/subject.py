@@ -84,6 +84,12 @@ def output_of(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     return logits
 
 
+def one_pass(model: Any, example: Inputs) -> Tensor:
+    """The logits of a call that may have a state."""
+    with torch.no_grad():
+        return task_of(model).call(model, example).logits
+
+
 def decodes(model: Any) -> bool:
     """Whether single tokens, each with the state of those before, give what one pass gives."""
     return task_of(model).one_token_step(model) is not None and model.spec.recipe not in WHOLE_TEXTS

@@ -10,7 +10,7 @@ from torch.nn.utils import parametrize, prune
 from torch.nn.utils.parametrizations import weight_norm
 
 from other_tools.comparisons import WrongResult, compare
-from other_tools.subject import Subject, ToolLimit, ToolMissing, decoded_of, decodes, output_of
+from other_tools.subject import Subject, ToolLimit, ToolMissing, decoded_of, decodes, one_pass
 
 SCALED_TOGETHER = {"calm", "early-exit-lm"}
 """Recipes whose rows leave after different layers: scales of quantized activations are those of the rows of a call."""
@@ -66,20 +66,19 @@ def wrapped(change: Callable[[Any], Callable[[], Any]]) -> Callable[[Subject], s
     """A column: changed layers act in one pass, in single tokens and, merged, in the plain model alike."""
 
     def column(subject: Subject) -> str | None:
-        model: Any = subject.model()
-        if not linears(model):
-            raise ToolLimit("there is no linear layer to change")
+        # a change at random makes roundings of single precision greater than what is compared
+        model: Any = subject.model().double()
+        _check_linears(model)
         example = subject.example(model)
-        inputs = subject.inputs(model)
-        plain = output_of(model, inputs).detach()
+        plain = one_pass(model, example)
         torch.manual_seed(0)
         merge = change(model)
         model.eval()
-        logits = output_of(model, inputs).detach()
+        logits = one_pass(model, example)
         _check_effect(logits, plain)
         if decodes(model):
             compare(decoded_of(model, example), logits, "single tokens")
-        compare(output_of(merge().eval(), inputs), logits, "the merged model")
+        compare(one_pass(merge().eval(), example), logits, "the merged model")
         return None if decodes(model) else "one pass alone: there is no decoding"
 
     column.__doc__ = change.__doc__
@@ -96,13 +95,11 @@ def lora(subject: Subject) -> str | None:
 def quantized(subject: Subject) -> str | None:
     """Dynamic quantization of linear layers; activations are scaled by those of a call, so that calls are compared."""
     model: Any = subject.model()
-    if not linears(model):
-        raise ToolLimit("there is no linear layer to quantize")
+    _check_linears(model)
     example = subject.example(model)
-    inputs = subject.inputs(model)
-    plain = output_of(model, inputs).detach()
+    plain = one_pass(model, example)
     changed: Any = torch.ao.quantization.quantize_dynamic(model, {nn.Linear})
-    logits = output_of(changed, inputs).detach()
+    logits = one_pass(changed, example)
     _check_effect(logits, plain)
     _check_size(logits, plain)
     if not decodes(model) or subject.recipe in SCALED_TOGETHER:
@@ -118,17 +115,23 @@ def quantized_by_torchao(subject: Subject) -> None:
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
     model: Any = subject.model()
-    if not linears(model):
-        raise ToolLimit("there is no linear layer to quantize")
+    _check_linears(model)
     example = subject.example(model)
-    inputs = subject.inputs(model)
-    plain = output_of(model, inputs).detach()
+    if any(layer.in_features == 1 for layer in linears(model).values()):
+        raise ToolLimit("torchao's int8 weights take no linear layer of one input")
+    plain = one_pass(model, example)
     quantize_(model, Int8WeightOnlyConfig())
-    logits = output_of(model, inputs).detach()
+    logits = one_pass(model, example)
     _check_effect(logits, plain)
     _check_size(logits, plain)
     if decodes(model):
         compare(decoded_of(model, example), logits, "single tokens")
+
+
+def _check_linears(model: nn.Module) -> None:
+    """Raise ToolLimit for a model without what these tools change."""
+    if not linears(model):
+        raise ToolLimit("there is no linear layer to change")
 
 
 def _check_effect(logits: Tensor, plain: Tensor) -> None:
