@@ -31,8 +31,8 @@ class _FlopCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        own = {operator: shape_wrapper(formula) for operator, formula in _extra_flop_formulas().items()}
-        self._formulas = {**flop_registry, **own}
+        extra_formulas = {operator: shape_wrapper(formula) for operator, formula in _extra_flop_formulas().items()}
+        self._formulas = {**flop_registry, **extra_formulas}
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

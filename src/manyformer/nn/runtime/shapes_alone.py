@@ -184,9 +184,9 @@ def _order_of(tensors: Sequence[Tensor], shape: Sequence[int]) -> list[int]:
     strides = []
     for tensor in tensors:
         sizes = [1] * (ndim - tensor.ndim) + list(tensor.shape)
-        own = [0] * (ndim - tensor.ndim) + list(tensor.stride())
+        own_strides = [0] * (ndim - tensor.ndim) + list(tensor.stride())
         # a broadcast dimension says nothing
-        strides.append([stride if size == full else 0 for size, full, stride in zip(sizes, shape, own)])
+        strides.append([stride if size == full else 0 for size, full, stride in zip(sizes, shape, own_strides)])
     order = list(range(ndim))[::-1]
     # torch's insertion sort, which passes by what no operand tells
     for end in range(1, ndim):
@@ -417,8 +417,8 @@ def _layer_norm_backward(_: Tensor, x: Tensor, *rest: Any) -> Any:
     """The gradients of the inputs, the weight and the bias, where they are wanted."""
     if not x.is_meta:
         return NotImplemented
-    *_, weight, bias, wanted = rest
-    return tuple(_dense(y.shape, y.dtype) if wants else None for y, wants in zip((x, weight, bias), wanted))
+    *_, weight, bias, output_mask = rest
+    return tuple(_dense(y.shape, y.dtype) if wants else None for y, wants in zip((x, weight, bias), output_mask))
 
 
 def _softmax_backward(gradient: Tensor, _: Tensor, __: int, dtype: torch.dtype) -> Any:
@@ -483,8 +483,8 @@ def _joined(tensors: Sequence[Tensor], dim: int = 0) -> Any:
     dim %= ndim
     shape = list(tensors[0].shape)
     shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
-    others = {(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in tensors}
-    if len(others) != 1:
+    remaining_shapes = {(*tensor.shape[:dim], *tensor.shape[dim + 1 :]) for tensor in tensors}
+    if len(remaining_shapes) != 1:
         return NotImplemented
     return _dense(shape, tensors[0].dtype)
 
