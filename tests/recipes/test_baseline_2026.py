@@ -1,5 +1,6 @@
 """baseline-2026 against a plain loop over tokens, with each of its parts on and off, and its parts in other recipes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn import functional as F
 
 import manyformer as mf
 from manyformer.base.errors import UserError
+from manyformer.conversion.hugging_face.model_export import export_model
 from manyformer.models import LanguageModel
 from manyformer.nn.core import Context, contiguous_positions
 from manyformer.training.layers import checkpoint_activations
@@ -206,6 +208,9 @@ def test_losses_of_layers_read_the_stream_that_the_rule_makes() -> None:
         torch.testing.assert_close(rms(outputs[-2]), outputs[-1], rtol=0, atol=1e-12)
         model.body.rule.middle.zero_()
         plain = [out.y for out in model.body.layer_outputs(x, Context(positions))]
+        watched: list[Tensor] = []
+        model(TOKENS, watch=lambda module, name, value: watched.append(value) if name == "stream" else None)
+    torch.testing.assert_close(watched, plain[:-1], rtol=0, atol=1e-12)
     middle = SIZES["depth"] // 2
     assert all(torch.equal(one, other) for one, other in zip(outputs[:middle], plain[:middle]))
     assert not any(torch.equal(one, other) for one, other in zip(outputs[middle:], plain[middle:]))
@@ -257,6 +262,28 @@ def test_parts_that_a_model_cannot_have_are_refused_in_a_sentence(
 ) -> None:
     with pytest.raises(UserError, match=sentence):
         mf.build(recipe, vocab=11, dim=16, depth=2, heads=2, **keywords)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "sentence"), [({}, "a StreamStack is none"), ({"embedding_skip": False}, "look tokens up")]
+)
+def test_early_exits_of_layers_that_read_more_than_the_stream_are_refused(
+    keywords: dict[str, Any], sentence: str
+) -> None:
+    rest = {"smear": False, "backout": False} if keywords else {}
+    with pytest.raises(UserError, match=sentence):
+        mf.early_exit(build(**keywords, **rest))
+
+
+def test_no_class_of_transformers_stands_for_a_model_with_parts_that_it_lacks(tmp_path: Path) -> None:
+    model = mf.build("llama", vocab=11, dim=16, depth=2, heads=2, backout=True)
+    reason = export_model(model, tmp_path / "one").reason
+    assert reason is not None
+    assert "backout is True" in reason
+    assert (
+        export_model(mf.build("llama", vocab=11, dim=16, depth=2, heads=2, zero_outputs=True), tmp_path / "two").reason
+        is None
+    )
 
 
 def test_heads_can_be_removed_with_their_vectors_of_tokens() -> None:

@@ -3,7 +3,8 @@
 That is what the scores mean, the shipped curve of the same run, the model's card, and suggested next commands."""
 
 import textwrap
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -39,6 +40,7 @@ from manyformer.training.run_checks import (
     survey_run,
 )
 from manyformer.training.schedules import DRAWN_POINTS, Schedule, draw_rates
+from manyformer.training.width_transfer import rate_scales
 
 if TYPE_CHECKING:
     from manyformer.training.rate_search import RateTest
@@ -81,6 +83,8 @@ def print_summary(run: RunConfig, *, every_weight: bool = False) -> None:
     _print_optimizers(run, planned.model, every_weight=every_weight)
     check_memory(run, planned.model)
     _print_schedule(planned_schedule(run, planned.model))
+    for subject, text in _training_lines(run, planned.model):
+        print_result(f"# {subject:<8} {text}")
     print_result("# nothing was trained: this was --dry-run")
 
 
@@ -147,7 +151,7 @@ def _print_optimizers(run: RunConfig, model: Model, *, every_weight: bool) -> No
             lines = [f"{INDENT}{rule.name} {tuple(rule.weight.shape)}" for rule in rules]
         print_result(*lines)
     if isinstance(run.optim, MuonConfig):
-        dtype = run.optim.ns_dtype
+        dtype: str = run.optim.ns_dtype
         if dtype == "auto":
             device = choose_device(run.device, SINGLE_PROCESS_GROUP)
             dtype = str(iteration_dtype(device)).removeprefix("torch.")
@@ -184,6 +188,24 @@ def _print_schedule(schedule: Schedule) -> None:
     print_result(f"# {first}", *(f"#          {line}" for line in [*others, draw_rates(schedule.sample(DRAWN_POINTS))]))
 
 
+def _training_lines(run: RunConfig, model: Model) -> Iterator[tuple[str, str]]:
+    """Yield what a run does besides plain steps at one rate for all weights."""
+    batch = run.batch
+    if batch.start is not None:
+        end = f"{batch.warmup_tokens:,} tokens" if batch.warmup_steps is None else f"{batch.warmup_steps:,} steps"
+        yield "batch", f"from {batch.start} to {batch.accumulate} passes a step, in {end}"
+    if run.ema.beta is not None:
+        use = "scored, and saved as the final model" if run.ema.evaluate else "the final model if it scores better"
+        yield "average", f"moving average of the weights, beta {run.ema.beta:g}: {use}"
+    if run.mup.base_width is not None:
+        counts: Counter[float] = Counter()
+        scales = rate_scales(run, model)
+        for name, weight in model.named_parameters():
+            counts[scales[name]] += weight.numel()
+        parts = [f"{count:,} parameters x {scale:.3g}" for scale, count in sorted(counts.items())]
+        yield "rates", f"of width {run.mup.base_width}, here: {', '.join(parts)}"
+
+
 def print_rate_test(run: RunConfig, *, as_json: bool) -> None:
     """Try growing learning rates; print the losses and the suggested rate, and draw them beside the run's folder."""
     from manyformer.analysis.figures.curves import draw_rate_test
@@ -200,10 +222,11 @@ def print_rate_test(run: RunConfig, *, as_json: bool) -> None:
         return
     steps = len(test.rates)
     print_result(f"tried    {steps} rates from {test.rates[0]:.2g} to {test.rates[-1]:.2g} in {test.seconds:.0f} s")
-    highest = max(test.smoothed)
-    print_result(
-        f"loss     {draw_rates([min(loss, highest) for loss in test.smoothed[:: max(1, steps // DRAWN_POINTS)]])}"
-    )
+    # from the lowest loss to a little above the first, so that a diverged end does not flatten what decides
+    lowest = min(test.smoothed)
+    highest = 1.1 * test.smoothed[0]
+    heights = [min(loss, highest) - lowest for loss in test.smoothed[:: max(1, steps // DRAWN_POINTS)]]
+    print_result(f"loss     {draw_rates(heights)}")
     for name, text in (("suggests", _rate_setting(test)), ("because", test.reason), ("picture", str(picture))):
         first, *others = textwrap.wrap(text, WIDTH - 9, break_long_words=False)
         print_result(f"{name:<8} {first}", *(f"         {line}" for line in others))

@@ -33,6 +33,7 @@ from manyformer.config.training_sections import (
     LoraConfig,
     LossConfig,
     MuonConfig,
+    MupConfig,
     NoamSchedule,
     OptimConfig,
     SaveConfig,
@@ -98,6 +99,8 @@ class RunConfig(ConfigSection):
     """When the validation data is scored."""
     save: SaveConfig = SaveConfig()
     """When checkpoints are written and which are kept."""
+    mup: MupConfig = MupConfig()
+    """Learning rates that transfer over widths."""
     ema: EmaConfig = EmaConfig()
     """A moving average of the weights."""
     log: LogConfig = LogConfig()
@@ -184,6 +187,8 @@ class RunConfig(ConfigSection):
         if isinstance(self.schedule, WSDSchedule) and self.schedule.decay_from and self.branch_from is None:
             message = "needs branch_from: the rate decays from the checkpoint of another run"
             yield SettingConflict(("schedule", "decay_from"), message, ("branch_from",))
+        if self.mup.base_width is not None:
+            yield from self._mup_conflicts()
         if self.ema.beta is not None and self.save.average_last:
             message = "must be 0 with ema.beta: the final model has one average or the other"
             yield SettingConflict(("save", "average_last"), message, ("ema.beta",))
@@ -217,6 +222,18 @@ class RunConfig(ConfigSection):
             yield SettingConflict(("batch", "ahead"), message, ("data.kind",))
         if self.strategy == "context":
             yield from self._context_conflicts()
+
+    def _mup_conflicts(self) -> Iterator[SettingConflict]:
+        """What the transfer of rates over widths does not allow."""
+        if self.optim.name not in ("adamw", "adam"):
+            message = f"its rules are those of adamw and adam; {self.optim.name} has others"
+            yield SettingConflict(("mup", "base_width"), message, ("optim.name",))
+        if self.schedule.name == "noam":
+            message = "noam's rate follows the width by a rule of its own; set schedule.name=cosine"
+            yield SettingConflict(("mup", "base_width"), message, ("schedule.name",))
+        if self.init_from is not None:
+            message = "is about first weights and their rates, and init_from brings trained ones; leave one of them out"
+            yield SettingConflict(("mup", "base_width"), message, ("init_from",))
 
     def _context_conflicts(self) -> Iterator[SettingConflict]:
         """What strategy=context does not allow."""

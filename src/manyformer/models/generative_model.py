@@ -105,9 +105,9 @@ class GenerativeModel(Model[B]):
         self.head = head
         self.auxiliary = auxiliary
         self.vocab = head.classes
-        separate_places(self)
         # layers that look tokens up get their ids with the positions
         self.reads_token_ids = any(getattr(module, "reads_token_ids", False) for module in stack.modules())
+        separate_places(self)
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
         """The decoding state before any token; `capacity` preallocates buffers, for use in `torch.no_grad()`."""

@@ -121,7 +121,7 @@ def baseline_2026(
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=dim**-0.5)
     if not tied:
-        nn.init.normal_(model.head.weight, std=HEAD_STD)
+        nn.init.normal_(model.head.get_parameter("weight"), std=HEAD_STD)
     return add_speedrun_parts(
         model,
         zero_outputs=zero_outputs,

@@ -27,6 +27,7 @@ from manyformer.training.checkpoints import CheckpointStore
 from manyformer.training.engine import TrainingEngine
 from manyformer.training.layers import checkpoint_activations, compile_layers, layer_depths
 from manyformer.training.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
+from manyformer.training.width_transfer import rate_scales, scale_first_weights
 
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes of autocast by the precision of a run."""
@@ -64,6 +65,7 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     build_run = partial(build, run.recipe, **keywords)
     check_model_fits(build_run, run.recipe, keywords, copies=training_copies(run), device=device)
     model = build_run()
+    scale_first_weights(run, model)
     # of the built model, which may have a length of its own
     data.check_length(model.max_length)
     if getattr(run.data, "packing", None) == "contiguous" and not model.carries_state:
@@ -188,6 +190,7 @@ def make_engine(
         autocast=autocast,
         rows_continue=feed.rows_continue,
         ema=run.ema,
+        rate_scales=rate_scales(run, model),
     )
 
 

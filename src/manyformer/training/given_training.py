@@ -147,6 +147,8 @@ def run_of(
         raise UserError(f"model.{changed} cannot be set: the {model.name} that is given is built already")
     if model.is_own:
         _check_own(run)
+    if run.mup.base_width is not None:
+        raise UserError("mup.base_width builds a narrower model by the recipe of a run; leave it out with data=")
     if run.init_from is not None:
         raise UserError("init_from is for runs; load the weights into the model that is given")
     if run.devices > 1:

@@ -50,8 +50,10 @@ class ParameterRule:
     eps: float | None
 
 
-def parameter_rules(model: nn.Module, config: OptimConfig) -> list[ParameterRule]:
-    """The rule of every trainable weight, in the order of the model.
+def parameter_rules(
+    model: nn.Module, config: OptimConfig, rate_scales: Mapping[str, float] | None = None
+) -> list[ParameterRule]:
+    """The rule of every trainable weight, in the order of the model; `rate_scales` are further factors by name.
 
     Raises UserError for `layer_decay` where layers have no depth, for a pattern of `optim.groups` that decides nothing,
     and for Muon where it would train no weight or one that is no matrix."""
@@ -79,6 +81,10 @@ def parameter_rules(model: nn.Module, config: OptimConfig) -> list[ParameterRule
         lr_scale = scales[weight] * _rate_ratio(config, kind)
         if group is not None:
             lr_scale *= group.lr_scale
+        if rate_scales:
+            lr_scale *= rate_scales[name]
+            # the decay of a step is the product with the rate, and is to be that of the base model
+            decay /= rate_scales[name]
         weight_eps = None
         if isinstance(config, AdamConfig | AdamWConfig | MuonConfig):
             weight_eps = own_eps.get(weight, config.eps)
@@ -157,9 +163,8 @@ def _hinted(model: nn.Module) -> tuple[set[nn.Parameter], set[nn.Parameter]]:
 
 def _weights_inside_layers(model: nn.Module) -> set[nn.Parameter]:
     """The weights without a place outside of the layers; in a model of others, outside of its lists of modules."""
-    containers = {module for module in model.modules() if isinstance(module, Layer)}
-    if not containers:
-        containers = {module for module in model.modules() if isinstance(module, nn.ModuleList)}
+    kind = Layer if any(isinstance(module, Layer) for module in model.modules()) else nn.ModuleList
+    containers: set[nn.Module] = {module for module in model.modules() if isinstance(module, kind)}
     outside = {weight for module in _outside(model, containers) for weight in module.parameters(recurse=False)}
     return set(model.parameters()) - outside
 

@@ -9,16 +9,19 @@ from torch import Tensor, nn
 from manyformer.nn.convolution.depthwise_convolution import ConvolutionTokens, ShortConvolution, previous_tokens
 from manyformer.nn.core import Context, Layer, LayerOutput, State, no_watch
 from manyformer.nn.feed_forward.feedforward import FeedForward, GatedFeedForward, init_glorot
+from manyformer.nn.runtime.training_hooks import OptimizerHints
 
 SMEAR_CHANNELS = 24
 """The channels of a token that its gate reads; models of public speedruns have as many."""
 
 
 @final
-class Smear(Layer):
+class Smear(Layer, OptimizerHints):
     """x_t + scale sigmoid(w x_t[:24]) x_(t-1), with the token before in its document, if there is one.
 
     `scale` is learned and 0 at first, so that the layer begins as the identity."""
+
+    adamw_weights = ("gate.weight",)
 
     def __init__(self, dim: int) -> None:
         super().__init__()

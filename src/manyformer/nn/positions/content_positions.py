@@ -42,10 +42,9 @@ class HeadNorm(Position):
 
 
 def _normalized(x: Tensor, norm: RMSNorm) -> Tensor:
-    if norm.weight is None:
-        return norm(x)  # type: ignore[no-any-return]
     # under autocast the projections are narrower than the gain
-    normalized: Tensor = norm(x.to(weight_dtype(norm)))
+    wide = x.to(weight_dtype(norm)) if norm.elementwise_affine else x
+    normalized: Tensor = norm(wide)
     return normalized.to(x.dtype)
 
 

@@ -7,13 +7,22 @@ streams side by side or the outputs of all branches, is a `StreamRule` of the st
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from manyformer.nn.core import Context, Layer, LayeredStack, LayerOutput, NamedLayers, Pointwise, State
+from manyformer.nn.core import (
+    Context,
+    Layer,
+    LayeredStack,
+    LayerOutput,
+    NamedLayers,
+    Pointwise,
+    State,
+    no_watch,
+)
 from manyformer.nn.residual import Residual
 
 S = TypeVar("S", bound=tuple[Any, ...])
@@ -76,7 +85,7 @@ class StreamLayer(NamedLayers):
                 )
 
     # called as a module with further arguments, so that layers can be recomputed, sharded and hooked one by one
-    def forward(  # type: ignore[override]
+    def forward(
         self, x: Any, ctx: Context, state: State = None, rule: StreamRule[Any] | None = None, number: int = 0
     ) -> LayerOutput:
         streams = x
@@ -94,6 +103,12 @@ class StreamLayer(NamedLayers):
             loss = loss + branch_loss
         return LayerOutput(streams, None if state is None else next_states, loss)
 
+    if TYPE_CHECKING:
+
+        def __call__(
+            self, x: Any, ctx: Context, state: State = None, rule: StreamRule[Any] | None = None, number: int = 0
+        ) -> LayerOutput: ...
+
     def branches(self) -> Iterator[Residual]:
         """The branches in their order."""
         yield from self.in_order()  # type: ignore[misc]
@@ -105,8 +120,8 @@ class StreamStack(LayeredStack):
 
     Layers before the numbered ones are applied to the input, those behind them to the one stream that the rule makes of
     all in the end; the latter must be position-wise. The state is the list of the layers' states. Where layers mix
-    values with those of the lowest one (`reads_first_values`), the stack hands these on. Raises ValueError for layers
-    in another order."""
+    values with those of the lowest one (`reads_first_values`), the stack hands these on. Watchers get the stream that
+    the rule makes after each numbered layer as "stream". Raises ValueError for layers in another order."""
 
     def __init__(self, rule: StreamRule[Any], /, **layers: Layer) -> None:
         super().__init__()
@@ -166,6 +181,9 @@ class StreamStack(LayeredStack):
             streams, next_state, layer_loss = layer(streams, ctx, next(states), self.rule, number)
             next_states.append(next_state)
             loss = loss + layer_loss
+            if ctx.watch is not no_watch:
+                # what a reader of this layer would see: streams themselves are the rule's own
+                ctx.watch(layer, "stream", self.rule.finish(streams))
         x = self.rule.finish(streams)
         for layer in self.last_layers:
             x = layer(x, ctx).y

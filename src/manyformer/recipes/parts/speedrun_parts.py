@@ -49,6 +49,10 @@ class SpeedrunParts(TypedDict, total=False):
     canon: Annotated[CanonPlaces, Default("")]
 
 
+COMPUTED_PARTS = frozenset(SpeedrunParts.__annotations__) - {"zero_outputs"}
+"""The keywords of parts that compute something, not only initial weights."""
+
+
 class _Branches(NamedTuple):
     """The residual branches of one layer, the one with attention and the others."""
 
@@ -114,24 +118,24 @@ def _check_letters(canon: str) -> None:
 
 def _check_stack(body: Layer, named: str) -> list[Chain]:
     """The layers of a plain stack. Raises UserError for any other, which these parts cannot be put into."""
-    layers = []
+    parts: list[nn.Module] = []
     if isinstance(body, Chain):
-        layers = [layer for name, layer in body.named_children() if name.isdigit()]
-        # a layer that is applied several times is under several names
-        names = [name for name in body._modules if name.isdigit()]
-        if len(names) > len(layers):
+        parts = [layer for name, layer in body.named_children() if name.isdigit()]
+        if body.places is not None:
             raise UserError(f"{named}: layers that are applied several times (loops) cannot have these parts")
-    if not layers:
+    if not parts:
         raise UserError(
             f"{named} needs residual_streams=plain: layers of one stream that are applied one after another"
         )
-    for layer in layers:
+    layers: list[Chain] = []
+    for layer in parts:
         if not isinstance(layer, Chain) or not all(
             isinstance(part, Residual) and part.only_adds for part in layer.children()
         ):
             raise UserError(
                 f"{named} needs layers whose branches are only added: norm_order=pre or sandwich, and no gates"
             )
+        layers.append(layer)
     return layers
 
 
