@@ -14,6 +14,7 @@ cell of a run is wrong, or raises where it was right or refused.
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 import zlib
@@ -21,7 +22,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from other_tools.cells import COLUMNS, ToolCell
+from other_tools.cells import COLUMNS, ToolCell, import_tools
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "docs" / "in_other_tools.json"
@@ -42,11 +43,17 @@ def main(words: list[str] | None = None) -> int:
     kept: dict[str, dict[str, Any]] = {}
     if options.file.exists():
         kept = json.loads(options.file.read_text(encoding="utf-8"))
+    import_tools(recipes, columns)
+    commit = (
+        options.commit
+        or subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=ROOT, text=True).strip()
+    )
     worse = []
     counts: Counter[str] = Counter()
     for name in recipes:
         for column in columns:
-            if not is_in_share(f"{name} {column}", options.share):
+            is_kept = column in kept.get(name, {})
+            if not is_in_share(f"{name} {column}", options.share) or (options.missing and is_kept):
                 continue
             start = time.monotonic()
             result = ToolCell(name, column).run(options.seconds)
@@ -59,7 +66,7 @@ def main(words: list[str] | None = None) -> int:
             if result["result"] != "right" or options.verbose:
                 print(f"{name:28s} {column:20s} {result} {time.monotonic() - start:.1f}s", flush=True)
             if not options.check:
-                kept.setdefault(name, {})[column] = result
+                kept.setdefault(name, {})[column] = result | {"commit": commit}
         if not options.check:
             keep(kept, options.file)
     print(", ".join(f"{counts[result]} {result}" for result in ORDER if counts[result]))
@@ -76,6 +83,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--share", metavar="K/N", help="cells of share K (0 to N - 1) alone")
     parser.add_argument("--file", type=Path, default=FILE, help="where results are kept")
     parser.add_argument("--check", action="store_true", help="compare with what is kept, and keep nothing")
+    parser.add_argument("--missing", action="store_true", help="cells alone that are not kept yet")
+    parser.add_argument("--commit", help="what the results are of [what git says]")
     parser.add_argument("--seconds", type=float, default=SECONDS, help=f"the limit of a cell [{SECONDS:g}]")
     parser.add_argument("--verbose", action="store_true", help="say what is right, too")
     return parser

@@ -8,16 +8,8 @@ from torch.func import functional_call, grad, jvp, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import manyformer as mf
-from other_tools.subject import (
-    Subject,
-    ToolMissing,
-    WrongResult,
-    compare,
-    compare_all,
-    gradients_of,
-    output_of,
-    scalar_of,
-)
+from other_tools.comparisons import WrongResult, compare, compare_all
+from other_tools.subject import Subject, ToolMissing, gradients_of, output_of, scalar_of
 
 NO_DIFFERENCES = {
     "memorizing-transformer": "keys and values of the memory get no gradient, but differences of gradients contain them"

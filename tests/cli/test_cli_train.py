@@ -211,3 +211,34 @@ def test_on_a_terminal_there_is_a_bar(here: Path) -> None:
     assert "━" in text
     assert "\x1b[" in text
     assert text.rstrip().endswith("manyformer evaluate runs/transformer-lm")
+
+
+def test_the_range_test_suggests_a_rate_and_leaves_no_run(cli: Cli, here: Path) -> None:
+    ended = cli(*WORDS, "--find-lr")
+    assert ended.code == 0, ended.err
+    subjects = [line.split(" ")[0] for line in lines(ended.out) if not line.startswith(" ")]
+    assert subjects == ["tried", "loss", "suggests", "because", "picture"]
+    assert (here / "runs/transformer-lm-find-lr.png").read_bytes().startswith(PNG)
+    assert not (here / "runs/transformer-lm").exists()
+    test = json.loads(cli(*WORDS, "--find-lr", "--json").out)
+    assert f"optim.lr={test['suggested']:g}" in ended.out
+    assert test["rates"][0] == pytest.approx(1e-7)
+    lowest = min(range(len(test["rates"])), key=test["smoothed"].__getitem__)
+    assert test["rates"][0] < test["suggested"] < test["rates"][lowest]
+    assert test["smoothed"][lowest] < 0.8 * test["smoothed"][0]
+    # all of it again, to the last digit
+    assert json.loads(cli(*WORDS, "--find-lr", "--json").out)["losses"] == test["losses"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("schedule.name=noam",), "noam sets the rate itself; set schedule.name=cosine"),
+        (("devices=2",), "add devices=1"),
+        (("--dry-run",), "goes with none of"),
+    ],
+)
+def test_a_range_test_that_cannot_be_is_refused(words: tuple[str, ...], sentence: str, cli: Cli) -> None:
+    ended = cli(*WORDS, "--find-lr", *words)
+    assert ended.code == 2
+    assert sentence in ended.err

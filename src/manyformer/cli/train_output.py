@@ -5,9 +5,11 @@ That is what the scores mean, the shipped curve of the same run, the model's car
 import textwrap
 from collections.abc import Iterable
 from itertools import islice
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from manyformer.base.errors import UserError
+from manyformer.base.files.atomic_files import make_folder
 from manyformer.base.files.text_tables import printable, printable_line
 from manyformer.cli.console import format_count, print_json, print_result, print_text
 from manyformer.config import MuonConfig, RunConfig
@@ -28,6 +30,7 @@ from manyformer.training.parameter_rules import ParameterRule, weight_decay_grou
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 from manyformer.training.run_checks import (
     PlannedModel,
+    check_layers,
     check_memory,
     expected_model,
     planned_model,
@@ -36,6 +39,9 @@ from manyformer.training.run_checks import (
     survey_run,
 )
 from manyformer.training.schedules import DRAWN_POINTS, Schedule, draw_rates
+
+if TYPE_CHECKING:
+    from manyformer.training.rate_search import RateTest
 
 SAMPLE_TOKENS = 160
 """Length in tokens of a sample."""
@@ -60,6 +66,7 @@ def print_summary(run: RunConfig, *, every_weight: bool = False) -> None:
     expected = expected_model(run)
     try:
         check_memory(run, expected.model)
+        check_layers(run, expected.model)
         survey = survey_run(run)
     except UserError as error:
         # the size of the model is known without the data; the cost of a step takes long for one that never fits
@@ -175,6 +182,38 @@ def _print_schedule(schedule: Schedule) -> None:
     """Say what the learning rate does over the run, and draw it."""
     first, *others = textwrap.wrap(f"schedule {schedule.describe()}", WIDTH - 11, break_long_words=False)
     print_result(f"# {first}", *(f"#          {line}" for line in [*others, draw_rates(schedule.sample(DRAWN_POINTS))]))
+
+
+def print_rate_test(run: RunConfig, *, as_json: bool) -> None:
+    """Try growing learning rates; print the losses and the suggested rate, and draw them beside the run's folder."""
+    from manyformer.analysis.figures.curves import draw_rate_test
+    from manyformer.training.rate_search import find_learning_rate
+
+    assert run.out is not None
+    test = find_learning_rate(run)
+    out = Path(run.out)
+    picture = out.with_name(f"{out.name}-find-lr.png")
+    make_folder(picture.parent)
+    draw_rate_test(test, picture)
+    if as_json:
+        print_json({**test._asdict(), "picture": str(picture)})
+        return
+    steps = len(test.rates)
+    print_result(f"tried    {steps} rates from {test.rates[0]:.2g} to {test.rates[-1]:.2g} in {test.seconds:.0f} s")
+    highest = max(test.smoothed)
+    print_result(
+        f"loss     {draw_rates([min(loss, highest) for loss in test.smoothed[:: max(1, steps // DRAWN_POINTS)]])}"
+    )
+    for name, text in (("suggests", _rate_setting(test)), ("because", test.reason), ("picture", str(picture))):
+        first, *others = textwrap.wrap(text, WIDTH - 9, break_long_words=False)
+        print_result(f"{name:<8} {first}", *(f"         {line}" for line in others))
+
+
+def _rate_setting(test: "RateTest") -> str:
+    """The setting with the suggested rate."""
+    if test.suggested is None:
+        return "no rate"
+    return f"optim.lr={test.suggested:g}"
 
 
 class AfterTraining:

@@ -41,6 +41,7 @@ from manyformer.config.training_sections import (
     WSDSchedule,
 )
 
+LayerNumbers = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 MAX_DEVICES = 1024
 """The most processes that one command starts."""
 
@@ -107,10 +108,21 @@ class RunConfig(ConfigSection):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of the forward pass: auto means bfloat16 on a CUDA device that has it, else float32. Weights stay
     float32. With `float16` the loss is scaled, so that small gradients do not become 0."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the model with torch.compile: auto means on CUDA devices alone."""
-    activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    tf32: Literal["auto", "on", "off"] = "auto"
+    """Whether products of float32 may be rounded to TF32 on a CUDA device: auto means in runs in half precision alone,
+    where autocast leaves some operations in float32."""
+    deterministic: bool = False
+    """Use only operations that repeat their results to the last bit (`torch.use_deterministic_algorithms`); one that
+    cannot ends the run in a sentence."""
+    compile: Literal["auto", "on", "off", "layers"] = "auto"
+    """Compile the model with torch.compile: auto means on CUDA devices alone. `layers` compiles each layer by itself:
+    equal layers are compiled once, so that deep models begin sooner."""
+    activation_checkpointing: Annotated[
+        bool | PositiveInt | LayerNumbers, accepted_forms("true, false, K for every K-th layer, or a list of layers")
+    ] = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time. True means those
+    of every layer, a number K those of every K-th one, a list those of these layers, counted from 1 through the model.
+    """
     seed: NonNegativeInt = 0
     """Decides initial weights, dropout and the order of the data."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

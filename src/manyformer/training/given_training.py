@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
+from manyformer.base.files.json_text import json_text
 from manyformer.base.keyword_checks import as_json
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import GivenData, RunConfig
@@ -159,7 +160,8 @@ def run_of(
 def _check_own(run: RunConfig) -> None:
     """Refuse what needs to know the layers of a module."""
     named = {
-        "activation_checkpointing=true": run.activation_checkpointing,
+        f"activation_checkpointing={json_text(run.activation_checkpointing)}": run.activation_checkpointing,
+        "compile=layers": run.compile == "layers",
         "loss.gate_penalty": run.loss.gate_penalty is not None,
         f"strategy={run.strategy}": run.strategy in ("fsdp", "context"),
     }

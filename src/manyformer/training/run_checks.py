@@ -35,6 +35,7 @@ from manyformer.training.build_model import (
 )
 from manyformer.training.checkpoints import find_branch
 from manyformer.training.init_from import check_tokenizers
+from manyformer.training.layers import chosen_layers
 from manyformer.training.parameter_rules import ParameterRule, parameter_rules
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 from manyformer.training.run_folder import model_folder
@@ -87,6 +88,12 @@ def planned_rules(run: RunConfig, model: Model) -> list[ParameterRule]:
     adapted = copy.deepcopy(model)
     adapt_model(adapted, run)
     return parameter_rules(adapted, run.optim)
+
+
+def check_layers(run: RunConfig, model: Model) -> None:
+    """Raise UserError for a choice of layers that `model` does not have."""
+    if run.activation_checkpointing:
+        chosen_layers(model, run.activation_checkpointing)
 
 
 def check_memory(run: RunConfig, model: Model) -> None:
@@ -170,6 +177,7 @@ class RunChecker:
             read_spec(model_folder(run.init_from))
         expected = expected_model(run)
         check_memory(run, expected.model)
+        check_layers(run, expected.model)
         if not with_data:
             return
         survey = self._survey(run)
