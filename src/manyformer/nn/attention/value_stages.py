@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.nn.core import TokenPositions
 from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
+from manyformer.nn.runtime.training_hooks import OptimizerHints
 
 
 class ValueStage(PerHeadTensors):
@@ -39,12 +40,14 @@ GATE_SCALE = 3.0
 
 
 @final
-class ValueEmbedding(ValueStage):
+class ValueEmbedding(ValueStage, OptimizerHints):
     """v + 3 sigmoid(W x[:12]) E[token], with one gate for each key head (after Zhou et al. 2024, arXiv:2410.17897).
 
     Each layer has a table E of its own, as wide as its values, drawn evenly with the deviation 1 / sqrt(dim)."""
 
     reads_token_ids = True
+    # a gate of each head, no matrix between activations
+    adamw_weights = ("gate.weight",)
 
     def __init__(self, vocab: int, dim: int, kv_heads: int, value_dim: int) -> None:
         super().__init__()
