@@ -81,6 +81,25 @@ def test_a_dry_run_trains_nothing_and_is_a_run_file(cli: Cli, here: Path) -> Non
     assert "parameters" not in again.out
 
 
+def test_a_dry_run_says_which_optimizer_trains_which_weight(cli: Cli, here: Path) -> None:
+    words = (*WORDS, "--dry-run", "optim.name=muon", "optim.groups=[{match: '*norm*', lr_scale: 0.1}]")
+    said = cli(*words).out
+    assert "# muon     orthogonalizes in float32" in said
+    assert ": matrices of linear layers inside the layers\n#          learning rate 0.02, weight decay 0.005\n" in said
+    assert ": optim.groups: *norm*\n#          learning rate 0.0003, weight decay 0\n" in said
+    # examples fit on a screen, and all names are there for the asking
+    assert len([line for line in said.splitlines() if line.startswith("#")]) < 40
+    assert "body.0.attention.inner.out_proj.weight" in cli(*words, "--all").out
+    records = json.loads(cli(*words, "--json").out)["optimizer"]
+    assert {record["optimizer"] for record in records} == {"muon", "adamw"}
+    assert len({record["name"] for record in records}) == len(records) > 15
+    refused = cli(*WORDS, "--all")
+    assert (refused.code, refused.err) == (
+        2,
+        "error: --all names weights where nothing is trained: it needs --dry-run\n",
+    )
+
+
 def test_a_dry_run_looks_at_the_data(cli: Cli, here: Path) -> None:
     (here / "a.csv").write_text("label,text\n" + "".join(f"{n % 2},red cat {n}\n" for n in range(300)))
     words = ("train", "classify/intents", "data.path=a.csv", "data.tokenizer=byte", "data.vocab=null")

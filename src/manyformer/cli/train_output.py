@@ -13,7 +13,7 @@ from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import make_folder
 from manyformer.base.files.text_tables import printable, printable_line
 from manyformer.cli.console import format_count, print_json, print_result, print_text
-from manyformer.config import RunConfig
+from manyformer.config import MuonConfig, RunConfig
 from manyformer.data import HeldOutExample
 from manyformer.data.pipeline.kind import OpenRequest, kind_of
 from manyformer.data.pipeline.opened import read_examples
@@ -24,14 +24,18 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.parts.model_summary import count_parameters, forward_cost, module_rows
 from manyformer.recipes.parts.registry import task_of
 from manyformer.training import TrainingEvent, TrainingFinished, TrainResult
+from manyformer.training.build_model import choose_device
 from manyformer.training.events import LiveReporter, reporter
-from manyformer.training.parameter_rules import weight_decay_groups
+from manyformer.training.muon import iteration_dtype
+from manyformer.training.parameter_rules import ParameterRule, weight_decay_groups
+from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 from manyformer.training.run_checks import (
     PlannedModel,
     check_layers,
     check_memory,
     expected_model,
     planned_model,
+    planned_rules,
     planned_schedule,
     survey_run,
 )
@@ -47,12 +51,20 @@ SAMPLE_TOKENS = 160
 TEMPERATURE = 0.7
 SAMPLE_TRANSLATIONS = 3
 """Number of translations shown."""
+EXAMPLE_WEIGHTS = 3
+"""Number of weights that are named for each rule."""
+
 WIDTH = 80
 """Lines of text are as wide as a terminal at least is."""
 
+INDENT = "#          "
+"""What a comment below another one begins with."""
 
-def print_summary(run: RunConfig) -> None:
-    """Print the model and the data as comments, so that the output of `--dry-run` is still a run file."""
+
+def print_summary(run: RunConfig, *, every_weight: bool = False) -> None:
+    """Print the model and the data as comments, so that the output of `--dry-run` is still a run file.
+
+    With `every_weight` each weight is named with its optimizer."""
     expected = expected_model(run)
     try:
         check_memory(run, expected.model)
@@ -68,6 +80,7 @@ def print_summary(run: RunConfig) -> None:
         print_result(*(f"# {subject:<8} {line}" for line in text.splitlines()))
     if (batch := survey.describe_batch()) is not None:
         print_result(f"# {'batch':<8} the first one has {batch}")
+    _print_optimizers(run, planned.model, every_weight=every_weight)
     check_memory(run, planned.model)
     _print_schedule(planned_schedule(run, planned.model))
     for subject, text in _training_lines(run, planned.model):
@@ -85,6 +98,7 @@ def print_summary_as_json(run: RunConfig) -> None:
         {
             "run": run.model_dump(mode="json", by_alias=True),
             "model": {"parameters": count_parameters(planned.model), "assumption": planned.assumption},
+            "optimizer": [_rule_record(rule) for rule in planned_rules(run, planned.model)],
             "schedule": {"course": schedule.describe(), "rates": schedule.sample(DRAWN_POINTS)},
             "data": {
                 "lines": [text for _, text in survey.lines],
@@ -114,6 +128,58 @@ def _print_model(run: RunConfig, planned: PlannedModel, *, with_cost: bool = Tru
     # a backward pass computes about twice as much as a forward pass
     step = 3 * forward_cost(model, length).flops * run.batch.tokens * run.batch.accumulate / length
     print_result(f"# a step: {run.batch.tokens * run.batch.accumulate:,} tokens, about {format_count(step)}FLOP")
+
+
+def _print_optimizers(run: RunConfig, model: Model, *, every_weight: bool) -> None:
+    """Print which rule gives which weights to which optimizer: counts and examples, or all of them."""
+    by_rule: dict[tuple[str, str], list[ParameterRule]] = {}
+    for rule in planned_rules(run, model):
+        by_rule.setdefault((rule.kind, rule.reason), []).append(rule)
+    # one optimizer for all weights is in the run itself
+    if len(by_rule) < 2 and not every_weight:
+        return
+    for (kind, reason), rules in sorted(by_rule.items(), reverse=True):
+        count = sum(rule.weight.numel() for rule in rules)
+        print_result(f"# {kind:<8} {len(rules):,} weights, {count:,} parameters: {reason}")
+        decays = _range([rule.weight_decay for rule in rules])
+        print_result(f"{INDENT}{_rates(run, rules)}, weight decay {decays}")
+        names = [rule.name for rule in rules[:EXAMPLE_WEIGHTS]]
+        if len(rules) > EXAMPLE_WEIGHTS:
+            names.append("...")
+        lines = textwrap.wrap(", ".join(names), WIDTH, initial_indent=INDENT, subsequent_indent=INDENT)
+        if every_weight:
+            lines = [f"{INDENT}{rule.name} {tuple(rule.weight.shape)}" for rule in rules]
+        print_result(*lines)
+    if isinstance(run.optim, MuonConfig):
+        dtype: str = run.optim.ns_dtype
+        if dtype == "auto":
+            device = choose_device(run.device, SINGLE_PROCESS_GROUP)
+            dtype = str(iteration_dtype(device)).removeprefix("torch.")
+        print_result(f"# {'muon':<8} orthogonalizes in {dtype}")
+
+
+def _range(numbers: list[float]) -> str:
+    if min(numbers) == max(numbers):
+        return f"{numbers[0]:g}"
+    return f"{min(numbers):g} to {max(numbers):g}"
+
+
+def _rates(run: RunConfig, rules: list[ParameterRule]) -> str:
+    if run.optim.lr is None:
+        # the schedule has the rate
+        return f"learning rate of the schedule times {_range([rule.lr_scale for rule in rules])}"
+    return f"learning rate {_range([run.optim.lr * rule.lr_scale for rule in rules])}"
+
+
+def _rule_record(rule: ParameterRule) -> dict[str, Any]:
+    return {
+        "name": rule.name,
+        "shape": list(rule.weight.shape),
+        "optimizer": rule.kind,
+        "rule": rule.reason,
+        "lr_scale": rule.lr_scale,
+        "weight_decay": rule.weight_decay,
+    }
 
 
 def _print_schedule(schedule: Schedule) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.base.errors import UserError
@@ -122,11 +122,12 @@ def compile_layers(model: nn.Module) -> None:
 def _checkpoint_layer(layer: Layer) -> None:
     layer_forward = layer.forward
 
-    def forward(x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
+    # a layer of a `StreamStack` is also given the rule by which it reads and writes streams
+    def forward(x: Any, ctx: Context, state: State = None, *rule: Any) -> LayerOutput:
         # a pass without gradients keeps no activations, and one token of decoding is cheap
         if state is not None or not torch.is_grad_enabled():
-            return layer_forward(x, ctx, state)
-        out: Any = checkpoint(layer_forward, x, ctx, use_reentrant=False)
+            return layer_forward(x, ctx, state, *rule)
+        out: Any = checkpoint(layer_forward, x, ctx, None, *rule, use_reentrant=False)
         assert isinstance(out, LayerOutput)
         return out
 

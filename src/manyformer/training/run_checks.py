@@ -3,6 +3,7 @@
 `manyformer train --dry-run` prints it, a training begins with the part that takes no time, and a comparison checks all
 of its cases by it."""
 
+import copy
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,13 +26,21 @@ from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.devices import check_memory_of, check_model_fits
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.parts.registry import build_on_meta
-from manyformer.training.build_model import choose_device, model_keywords, takes_length_of_data, training_copies
+from manyformer.training.build_model import (
+    adapt_model,
+    choose_device,
+    model_keywords,
+    takes_length_of_data,
+    training_copies,
+)
 from manyformer.training.checkpoints import find_branch
 from manyformer.training.init_from import check_tokenizers
 from manyformer.training.layers import chosen_layers
+from manyformer.training.parameter_rules import ParameterRule, parameter_rules
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 from manyformer.training.run_folder import model_folder
 from manyformer.training.schedules import Schedule, make_schedule
+from manyformer.training.width_transfer import rate_scales
 
 
 class PlannedModel(NamedTuple):
@@ -73,6 +82,13 @@ def check_before_data(run: RunConfig, device: torch.device) -> None:
     if run.data.fills_rows and type(max_length) is int and max_length < run.data.row_length:
         # the model decides: with relative positions it may have no greatest length
         check_lengths([row_limit(run.data.row_length)], build_on_meta(run.recipe, keywords).max_length)
+
+
+def planned_rules(run: RunConfig, model: Model) -> list[ParameterRule]:
+    """How the run trains each weight of its planned model, adapters included. Raises UserError as a training does."""
+    adapted = copy.deepcopy(model)
+    adapt_model(adapted, run)
+    return parameter_rules(adapted, run.optim, rate_scales(run, model))
 
 
 def check_layers(run: RunConfig, model: Model) -> None:

@@ -160,6 +160,8 @@ def _with_shared_dims(layer: MultiHeadLayer, shared: int) -> CollaborativeAttent
         raise ValueError(f"{name} acts on queries, keys or scores, and positions must be in the stream")
     if isinstance(layer.source, HaltedTokenSource):
         raise ValueError("its keys are those of halted tokens, too")
+    if layer.value_stages is not None or layer.short_convolution is not None or layer.output_stage is not None:
+        raise ValueError("stages or a convolution change its queries, keys, values or outputs")
     if heads != layer.heads or layer.pre_norm is not None:
         raise ValueError("it shares its keys among heads, or normalizes its own inputs, already")
     if not dim == layer.out_proj.out_features == heads * value_dim:

@@ -152,11 +152,14 @@ def pack_chosen(chosen: Bool[Tensor, "b l"], width: int | None) -> ChosenTokens:
 def packed_positions(positions: TokenPositions, tokens: ChosenTokens) -> TokenPositions:
     """The positions of chosen tokens, which are their positions among all tokens; the other entries are padding."""
     # no layout: the positions of chosen tokens have gaps
-    position_ids, segment_ids = (
-        ids.expand(len(tokens.columns), -1).gather(1, tokens.columns)
-        for ids in (positions.position_ids, positions.segment_ids)
+    position_ids, segment_ids, token_ids = (
+        None if ids is None else ids.expand(len(tokens.columns), -1).gather(1, tokens.columns)
+        for ids in (positions.position_ids, positions.segment_ids, positions.token_ids)
     )
-    return TokenPositions(position_ids, torch.where(tokens.valid, segment_ids, PADDING_SEGMENT))
+    assert position_ids is not None
+    assert segment_ids is not None
+    padded_ids = torch.where(tokens.valid, segment_ids, PADDING_SEGMENT)
+    return TokenPositions(position_ids, padded_ids, token_ids=token_ids)
 
 
 def _watch_all_tokens(watch: WatchFn, tokens: ChosenTokens, x: Float[Tensor, "b l d"]) -> WatchFn:
