@@ -33,6 +33,14 @@ COLUMNS = {
     "export": "`torch.export` with dynamic batch and length, run at another shape, with gradients",
     "ONNX": "`torch.onnx.export` of the model itself, run by onnxruntime at another shape",
     "jit.trace": "`torch.jit.trace`, run on other inputs",
+    "LoRA": "peft's adapters on all linear layers: one pass, single tokens and the merged model agree",
+    "weight_norm": "`parametrizations.weight_norm` on all linear layers, with other norms: the same",
+    "pruning": "random masks of `torch.nn.utils.prune` on all linear layers: the same",
+    "quantization": "`quantize_dynamic` of all linear layers acts, in steps of single tokens as in calls of them",
+    "torchao": "int8 weights of all linear layers by torchao: one pass and single tokens agree",
+    "DDP": "gradients of `DistributedDataParallel` in two processes, each with its own batch, are those of one process",
+    "FSDP2": "gradients of layers, then of the model, given to `fully_shard` in two processes are those of one",
+    "dcp": "shards of two processes saved by `torch.distributed.checkpoint`, loaded into shards and into a whole model",
 }
 
 SIGNS = {"right": "●", "refused": "○", "error": "×", "wrong": "WRONG", "slow": "…", "skipped": ""}
@@ -79,7 +87,9 @@ def in_other_tools_page(mark: str) -> str:
     computed = sum(counts.values()) - counts["skipped"]
     lines = [mark, TEXT + "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items()), ""]
     shares = ", ".join(f"{counts[result]} {result}" for result in SIGNS if counts[result] and result != "skipped")
-    lines += [f"Of {computed} cells, {shares}.", "", "## The matrix", ""]
+    commits = Counter(cell["commit"] for name in names for cell in results[name].values() if "commit" in cell)
+    states = ", ".join(f"{count} of {commit}" for commit, count in sorted(commits.items()))
+    lines += [f"Of {computed} cells, {shares}; computed at the commits: {states}.", "", "## The matrix", ""]
     rows = [
         [f"`{name}`", *(SIGNS[results[name].get(c, {"result": "skipped"})["result"]] for c in COLUMNS)]
         for name in names
@@ -87,11 +97,6 @@ def in_other_tools_page(mark: str) -> str:
     lines += markdown_table(["recipe", *COLUMNS], rows)
     lines += ["", "## Remarks", "", *markdown_table(["column", "result", "recipes", "words"], _remarks(results, names))]
     return "\n".join(lines) + "\n"
-
-
-def _signs(cells: dict[str, dict[str, str]]) -> list[str]:
-    """The signs of a recipe in all columns; nothing where a cell was not computed."""
-    return [SIGNS[cells[column]["result"]] if column in cells else "" for column in COLUMNS]
 
 
 def _remarks(results: dict[str, dict[str, dict[str, str]]], names: list[str]) -> Iterator[list[object]]:

@@ -84,6 +84,7 @@ HEAVY = {
 PUBLIC = {
     "Datastore",
     "TransferConfig",
+    "advise",
     "build",
     "check",
     "check_data",

@@ -27,7 +27,10 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert rows["loss.label_smoothing"].type == "a number >= 0 and < 1"
     assert rows["limits.steps"].type == "a whole number > 0 or null"
     assert rows["trackers"].type == "a list of one of tensorboard, wandb, mlflow"
-    assert rows["activation_checkpointing"][1:3] == ("true or false", "false")
+    assert rows["activation_checkpointing"][1:3] == (
+        "true, false, K for every K-th layer, or a list of layers",
+        "false",
+    )
     assert rows["out"].default == "runs/lm"
 
 

@@ -3,7 +3,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +151,13 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average(tmp_path: Path) -> None
             flip(tmp_path / "run/checkpoints/step-00000012/model.safetensors")
 
     with pytest.MonkeyPatch.context() as patch:
-        average = TrainingEngine.average
-        patch.setattr(
-            TrainingEngine, "average", lambda self, folders: (averaged.extend(folders), average(self, folders))
-        )
+        average = TrainingEngine.average_checkpoints
+
+        def record(engine: TrainingEngine, folders: Sequence[Path]) -> None:
+            averaged.extend(folders)
+            average(engine, folders)
+
+        patch.setattr(TrainingEngine, "average_checkpoints", record)
         heard = Heard(damage)
         go(run, heard)
     assert [folder.name for folder in averaged] == ["step-00000008", "step-00000016"]

@@ -1,5 +1,9 @@
 """Muon against torch's, against plain loops and against matrices apart; Lion and Adafactor against their papers."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,3 +203,12 @@ def test_lion_equals_the_formula() -> None:
         expected -= 0.01 * ((0.9 * mean + 0.1 * gradient).sign() + 0.5 * expected)
         mean = 0.99 * mean + 0.01 * gradient
     torch.testing.assert_close(weight.detach(), expected)
+
+
+def test_two_processes_with_shards_make_the_steps_of_one(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("sharded_muon.py")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen([sys.executable, str(script), rank, str(tmp_path / "group")], env=environment) for rank in "01"
+    ]
+    assert [process.wait(timeout=300) for process in processes] == [0, 0]

@@ -33,6 +33,7 @@ from manyformer.config.training_sections import (
     LoraConfig,
     LossConfig,
     MuonConfig,
+    MupConfig,
     NoamSchedule,
     OptimConfig,
     SaveConfig,
@@ -41,6 +42,7 @@ from manyformer.config.training_sections import (
     WSDSchedule,
 )
 
+LayerNumbers = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 MAX_DEVICES = 1024
 """The most processes that one command starts."""
 
@@ -97,6 +99,8 @@ class RunConfig(ConfigSection):
     """When the validation data is scored."""
     save: SaveConfig = SaveConfig()
     """When checkpoints are written and which are kept."""
+    mup: MupConfig = MupConfig()
+    """Learning rates that transfer over widths."""
     ema: EmaConfig = EmaConfig()
     """A moving average of the weights."""
     log: LogConfig = LogConfig()
@@ -107,10 +111,21 @@ class RunConfig(ConfigSection):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of the forward pass: auto means bfloat16 on a CUDA device that has it, else float32. Weights stay
     float32. With `float16` the loss is scaled, so that small gradients do not become 0."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the model with torch.compile: auto means on CUDA devices alone."""
-    activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    tf32: Literal["auto", "on", "off"] = "auto"
+    """Whether products of float32 may be rounded to TF32 on a CUDA device: auto means in runs in half precision alone,
+    where autocast leaves some operations in float32."""
+    deterministic: bool = False
+    """Use only operations that repeat their results to the last bit (`torch.use_deterministic_algorithms`); one that
+    cannot ends the run in a sentence."""
+    compile: Literal["auto", "on", "off", "layers"] = "auto"
+    """Compile the model with torch.compile: auto means on CUDA devices alone. `layers` compiles each layer by itself:
+    equal layers are compiled once, so that deep models begin sooner."""
+    activation_checkpointing: Annotated[
+        bool | PositiveInt | LayerNumbers, accepted_forms("true, false, K for every K-th layer, or a list of layers")
+    ] = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time. True means those
+    of every layer, a number K those of every K-th one, a list those of these layers, counted from 1 through the model.
+    """
     seed: NonNegativeInt = 0
     """Decides initial weights, dropout and the order of the data."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -172,6 +187,8 @@ class RunConfig(ConfigSection):
         if isinstance(self.schedule, WSDSchedule) and self.schedule.decay_from and self.branch_from is None:
             message = "needs branch_from: the rate decays from the checkpoint of another run"
             yield SettingConflict(("schedule", "decay_from"), message, ("branch_from",))
+        if self.mup.base_width is not None:
+            yield from self._mup_conflicts()
         if self.ema.beta is not None and self.save.average_last:
             message = "must be 0 with ema.beta: the final model has one average or the other"
             yield SettingConflict(("save", "average_last"), message, ("ema.beta",))
@@ -205,6 +222,18 @@ class RunConfig(ConfigSection):
             yield SettingConflict(("batch", "ahead"), message, ("data.kind",))
         if self.strategy == "context":
             yield from self._context_conflicts()
+
+    def _mup_conflicts(self) -> Iterator[SettingConflict]:
+        """What the transfer of rates over widths does not allow."""
+        if self.optim.name not in ("adamw", "adam"):
+            message = f"its rules are those of adamw and adam; {self.optim.name} has others"
+            yield SettingConflict(("mup", "base_width"), message, ("optim.name",))
+        if self.schedule.name == "noam":
+            message = "noam's rate follows the width by a rule of its own; set schedule.name=cosine"
+            yield SettingConflict(("mup", "base_width"), message, ("schedule.name",))
+        if self.init_from is not None:
+            message = "is about first weights and their rates, and init_from brings trained ones; leave one of them out"
+            yield SettingConflict(("mup", "base_width"), message, ("init_from",))
 
     def _context_conflicts(self) -> Iterator[SettingConflict]:
         """What strategy=context does not allow."""

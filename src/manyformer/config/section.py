@@ -86,9 +86,6 @@ def _tuple_from_list(value: Any) -> Any:
     return value
 
 
-TupleOrList = BeforeValidator(_tuple_from_list)
-"""Accepts a list for a tuple."""
-
 TupleOrText = BeforeValidator(lambda value: (value,) if isinstance(value, str) else _tuple_from_list(value))
 """Accepts a single text for a tuple of texts."""
 

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
 
 from manyformer.config.section import (
     ConfigSection,
@@ -14,7 +14,6 @@ from manyformer.config.section import (
     PositiveFloat,
     PositiveInt,
     SettingConflict,
-    TupleOrList,
     TupleOrText,
     accepted_forms,
 )
@@ -53,6 +52,15 @@ class ParameterGroup(ConfigSection):
                 yield SettingConflict(("match",), f"'{pattern}' is no regular expression: {error}", ())
 
 
+def _as_groups(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    # YAML has only lists; what is wrong inside of a group is told as it is
+    return handler(tuple(value) if isinstance(value, list) else value)
+
+
+# shown by the help
+_as_groups.__doc__ = "a list of groups: match, then lr_scale, weight_decay or optimizer"
+
+
 class OptimizerSection(ConfigSection):
     """The settings of all optimizers."""
 
@@ -62,7 +70,7 @@ class OptimizerSection(ConfigSection):
     nonfinite: Literal["stop", "skip"] = "stop"
     """A step whose gradient is not finite, or too large for the optimizer to square: `stop` ends the run, and names the
     weight; `skip` leaves weights and optimizer as they are, goes on, and counts such steps."""
-    groups: Annotated[tuple[ParameterGroup, ...], TupleOrList] = ()
+    groups: Annotated[tuple[ParameterGroup, ...], WrapValidator(_as_groups)] = ()
     """Weights with a rate, a decay or (with Muon) an optimizer of their own, such as
     `[{match: "*norm*", lr_scale: 0.1}, {match: "head.*", weight_decay: 0}]`."""
     max_grad_value: PositiveFloat | None = None
@@ -482,6 +490,21 @@ class EmaConfig(ConfigSection):
         for name in ("warmup", "evaluate"):
             if self.beta is None and not getattr(self, name):
                 yield SettingConflict((name,), "needs ema.beta: without it there is no average", ("ema.beta",))
+
+
+class MupConfig(ConfigSection):
+    """Learning rates that transfer over widths (Yang et al. 2021, arXiv:2203.03466, table 8): for comparisons of models
+    of several widths at one rate."""
+
+    base_width: PositiveInt | None = None
+    """The `model.dim` at which the rate is meant. Weights of linear layers have the rate times base_width / dim, heads
+    as many times fewer in the base model as it is narrower. null means one rate for all weights at every width."""
+    form: Literal["full", "simple"] = "full"
+    """`full` also takes the first scales from the base model and divides the logits; `simple` changes rates alone."""
+
+    def conflicts(self) -> Iterator[SettingConflict]:
+        if self.base_width is None and self.form != "full":
+            yield SettingConflict(("form",), "needs mup.base_width", ("mup.base_width",))
 
 
 class LogConfig(ConfigSection):

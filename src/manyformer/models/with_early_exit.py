@@ -145,7 +145,9 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     head = model.head
     depth = sum(name.isdigit() for name, _ in body.named_children())
     if config.classifier_sharing == "per-layer":
-        copies = [copy.deepcopy(head) for _ in range(depth - 1)]
+        # tensors without numbers belong to a mode, which is not to be copied with them
+        modes = [getattr(weight, "fake_mode", None) for weight in head.parameters()]
+        copies = [copy.deepcopy(head, {id(mode): mode for mode in modes if mode is not None}) for _ in range(depth - 1)]
     else:
         copies = []
     # the head of the model is that of the last layer, so that without exits nothing changes

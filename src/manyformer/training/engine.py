@@ -4,7 +4,7 @@ Its parts follow it: the scale of the loss in float16, in which small gradients 
 weights that no longer move."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, final
@@ -113,6 +113,7 @@ class TrainingEngine:
         autocast: torch.dtype | None = None,
         rows_continue: bool = False,
         ema: EmaConfig | None = None,
+        rate_scales: Mapping[str, float] | None = None,
     ) -> None:
         self.model = model
         self._label_smoothing = label_smoothing
@@ -138,7 +139,7 @@ class TrainingEngine:
         # before the optimizer, which must hold the weights of the sharded model
         self._prepared = strategy.prepare(model)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self.optimizer = make_optimizer(self.model, optim)
+        self.optimizer = make_optimizer(self.model, optim, rate_scales)
         self.average = None
         if ema is not None and ema.beta is not None:
             self.average = WeightAverage(self.model, ema)

@@ -202,13 +202,18 @@ def _apply(weight: nn.Parameter, step: Tensor, group: dict[str, Any]) -> None:
     local.add_(step, alpha=-group["lr"])
 
 
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "device_mesh")
+
+
 def _whole(local: Tensor, weight: Tensor) -> Tensor:
     """The tensor of which `local` is the part that belongs to this process's shard of `weight`."""
-    if not hasattr(weight, "device_mesh"):
+    if not _is_sharded(weight):
         return local
     # loaded with the processes that need it
     from torch.distributed.tensor import DTensor
 
+    assert isinstance(weight, DTensor)
     sharded = DTensor.from_local(
         local, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )
@@ -218,7 +223,7 @@ def _whole(local: Tensor, weight: Tensor) -> Tensor:
 
 def _own_shard(whole: Tensor, weight: Tensor) -> Tensor:
     """The part of a tensor that belongs to this process's shard of `weight`."""
-    if not hasattr(weight, "device_mesh"):
+    if not _is_sharded(weight):
         return whole
     from torch.distributed.tensor import DTensor, Shard
 

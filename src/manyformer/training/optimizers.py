@@ -34,12 +34,14 @@ KIND = "kind"
 Groups = list[dict[str, Any]]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, rate_scales: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
     """Build the optimizer over all trainable weights; the learning rate is set before every step.
 
     AdamW and Adam are fused, on a CPU five times faster than torch's default form. Raises UserError as
     `parameter_rules` does."""
-    rules = parameter_rules(model, config)
+    rules = parameter_rules(model, config, rate_scales)
     groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
     for rule in rules:
         # weights with equal settings share a group, which is updated by one kernel

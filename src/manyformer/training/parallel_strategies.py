@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from manyformer.base.errors import UserError
 from manyformer.models import Model
+from manyformer.models.model import model_name
 from manyformer.nn.attention.attention import Attention, named_attention
 from manyformer.nn.attention.kv_cache import SelfSource, WindowSource
 from manyformer.nn.batches import Batch
@@ -86,7 +87,13 @@ def shard_model(model: Model, **options: Any) -> None:
     """Let each layer of the model's stacks, and the model around them, be a unit of torch's `fully_shard`.
 
     A weight that several layers share belongs to the unit of the model: that of a layer would release it after the
-    layer, and each of the others would have a weight of its own. `options` are those of `fully_shard`."""
+    layer, and each of the others would have a weight of its own. `options` are those of `fully_shard`. Raises UserError
+    for a model with a scalar weight."""
+    if scalar := next((name for name, weight in model.named_parameters() if not weight.ndim), None):
+        raise UserError(
+            f"strategy=fsdp (torch's fully_shard) divides no scalars, and {scalar} of {model_name(model)} is one: "
+            "strategy=ddp trains it"
+        )
     # a layer is the unit of sharding: its weights are gathered to run it, and released
     layers = list(stack_layers(model))
     uses = Counter(weight for layer in layers for weight in set(layer.parameters()))

@@ -4,7 +4,7 @@ The owner of a weight decides, not its shape: a table of positions, taps of a co
 two axes as a projection has. Patterns of `optim.groups` come before all other rules."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -50,8 +50,10 @@ class ParameterRule:
     eps: float | None
 
 
-def parameter_rules(model: nn.Module, config: OptimConfig) -> list[ParameterRule]:
-    """The rule of every trainable weight, in the order of the model.
+def parameter_rules(
+    model: nn.Module, config: OptimConfig, rate_scales: Mapping[str, float] | None = None
+) -> list[ParameterRule]:
+    """The rule of every trainable weight, in the order of the model; `rate_scales` are further factors by name.
 
     Raises UserError for `layer_decay` where layers have no depth, for a pattern of `optim.groups` that decides nothing,
     and for Muon where it would train no weight or one that is no matrix."""
@@ -79,6 +81,10 @@ def parameter_rules(model: nn.Module, config: OptimConfig) -> list[ParameterRule
         lr_scale = scales[weight] * _rate_ratio(config, kind)
         if group is not None:
             lr_scale *= group.lr_scale
+        if rate_scales:
+            lr_scale *= rate_scales[name]
+            # the decay of a step is the product with the rate, and is to be that of the base model
+            decay /= rate_scales[name]
         weight_eps = None
         if isinstance(config, AdamConfig | AdamWConfig | MuonConfig):
             weight_eps = own_eps.get(weight, config.eps)
@@ -157,12 +163,18 @@ def _hinted(model: nn.Module) -> tuple[set[nn.Parameter], set[nn.Parameter]]:
 
 def _weights_inside_layers(model: nn.Module) -> set[nn.Parameter]:
     """The weights without a place outside of the layers; in a model of others, outside of its lists of modules."""
-    containers: list[nn.Module] = [module for module in model.modules() if isinstance(module, Layer)]
-    if not containers:
-        containers = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
-    inside = {owner for container in containers for owner in container.modules()}
-    outside = {weight for owner in model.modules() if owner not in inside for weight in owner.parameters(recurse=False)}
-    return {weight for owner in inside for weight in owner.parameters(recurse=False)} - outside
+    kind = Layer if any(isinstance(module, Layer) for module in model.modules()) else nn.ModuleList
+    containers: set[nn.Module] = {module for module in model.modules() if isinstance(module, kind)}
+    outside = {weight for module in _outside(model, containers) for weight in module.parameters(recurse=False)}
+    return set(model.parameters()) - outside
+
+
+def _outside(module: nn.Module, containers: set[nn.Module]) -> Iterator[nn.Module]:
+    """The module and those below it, without any of the containers; one that stands in several places each time."""
+    yield module
+    for child in module.children():
+        if child not in containers:
+            yield from _outside(child, containers)
 
 
 def _check_muon(rules: Sequence[ParameterRule], config: OptimConfig) -> None:

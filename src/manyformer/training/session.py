@@ -65,7 +65,7 @@ from manyformer.training.process_group import (
     name_lost_process,
     process_group_from_environment,
 )
-from manyformer.training.process_state import seed_everything
+from manyformer.training.process_state import deterministic_algorithms, seed_everything
 from manyformer.training.run_checks import check_before_data
 from manyformer.training.run_folder import (
     RESULT_FILE,
@@ -175,6 +175,7 @@ def train_in_process(
     with (
         initialized_process_group(process_group, device, timeout_minutes=run.process_timeout),
         handle_stop_signals() as stop_signal,
+        deterministic_algorithms(on=run.deterministic),
         ExitStack() as resources,
     ):
         with process_group.raise_together():
@@ -463,7 +464,10 @@ class TrainingSession:
         summary_lines = (
             *self.data.glance(),
             *self._model_lines(),
-            ("device", f"{device}{threads}{processes}, seed {self.run.seed}"),
+            (
+                "device",
+                f"{device}{threads}{processes}, seed {self.run.seed}{', deterministic' * self.run.deterministic}",
+            ),
             ("run", str(self.out)),
         )
         self.on_event(TrainingStarted(summary_lines, self.out))
