@@ -33,6 +33,14 @@ COLUMNS = {
     "export": "`torch.export` with dynamic batch and length, run at another shape, with gradients",
     "ONNX": "`torch.onnx.export` of the model itself, run by onnxruntime at another shape",
     "jit.trace": "`torch.jit.trace`, run on other inputs",
+    "LoRA": "peft's adapters on all linear layers: one pass, single tokens and the merged model agree",
+    "weight_norm": "`parametrizations.weight_norm` on all linear layers, with other norms: the same",
+    "pruning": "random masks of `torch.nn.utils.prune` on all linear layers: the same",
+    "quantization": "`quantize_dynamic` of all linear layers acts, in steps of single tokens as in calls of them",
+    "torchao": "int8 weights of all linear layers by torchao: one pass and single tokens agree",
+    "DDP": "gradients of `DistributedDataParallel` in two processes, each with its own batch, are those of one process",
+    "FSDP2": "gradients of layers, then of the model, given to `fully_shard` in two processes are those of one",
+    "dcp": "shards of two processes saved by `torch.distributed.checkpoint`, loaded into shards and into a whole model",
 }
 
 SIGNS = {"right": "●", "refused": "○", "error": "×", "wrong": "WRONG", "slow": "…", "skipped": ""}
@@ -57,7 +65,9 @@ an empty cell was not computed: the tool was not there, or takes no such inputs.
   transformations do not have them.
 - **Without memory**: tables of positions and decays follow from settings, so that a model built on the meta device is
   complete once its weights are loaded, by `to_empty` and `load_state_dict` or by `assign=True`.
-- **Shared weights** have a name in each of their places in `state_dict()`, and one in `named_parameters()`.
+- **Shared weights**: each module has one place, and what several share are weights, which have a name in each of their
+  places in `state_dict()` and in `named_parameters(remove_duplicate=False)`. Layers that are applied several times
+  (`loops`) have the names of their first place.
 - **Exported graphs** compute recurrences as one chunk and let all experts see all tokens, so that batch and length may
   be any; `torch.jit.trace` gives a tuple of the tensors of the output.
 - **Graphs of `torch.compile`**: where data choose (experts, clusters, adaptive steps) or where a loop over tokens would
@@ -77,7 +87,9 @@ def in_other_tools_page(mark: str) -> str:
     computed = sum(counts.values()) - counts["skipped"]
     lines = [mark, TEXT + "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items()), ""]
     shares = ", ".join(f"{counts[result]} {result}" for result in SIGNS if counts[result] and result != "skipped")
-    lines += [f"Of {computed} cells, {shares}.", "", "## The matrix", ""]
+    commits = Counter(cell["commit"] for name in names for cell in results[name].values() if "commit" in cell)
+    states = ", ".join(f"{count} of {commit}" for commit, count in sorted(commits.items()))
+    lines += [f"Of {computed} cells, {shares}; computed at the commits: {states}.", "", "## The matrix", ""]
     rows = [
         [f"`{name}`", *(SIGNS[results[name].get(c, {"result": "skipped"})["result"]] for c in COLUMNS)]
         for name in names
@@ -85,11 +97,6 @@ def in_other_tools_page(mark: str) -> str:
     lines += markdown_table(["recipe", *COLUMNS], rows)
     lines += ["", "## Remarks", "", *markdown_table(["column", "result", "recipes", "words"], _remarks(results, names))]
     return "\n".join(lines) + "\n"
-
-
-def _signs(cells: dict[str, dict[str, str]]) -> list[str]:
-    """The signs of a recipe in all columns; nothing where a cell was not computed."""
-    return [SIGNS[cells[column]["result"]] if column in cells else "" for column in COLUMNS]
 
 
 def _remarks(results: dict[str, dict[str, dict[str, str]]], names: list[str]) -> Iterator[list[object]]:

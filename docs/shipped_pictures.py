@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 
 import manyformer as mf
-from manyformer.analysis.comparisons.advise import read_results
 from manyformer.analysis.comparisons.suite_pictures import draw_suite
+from manyformer.analysis.comparisons.suite_results import read_results
 from manyformer.analysis.contracts.leak_place import DependenceMatrix
 from manyformer.analysis.contracts.report_page import matrix_svg
 from manyformer.base.files.figures import curve_color, curve_style, panels, write_picture

@@ -48,7 +48,7 @@ NN_LEVELS = [
     {"core", "runtime", "structures"},
     {"batches", "feed_forward", "masks", "positions", "residual"},
     {"attention.kv_cache", "ops"},
-    {"convolution", "graphs", "kernels"},
+    {"convolution", "graphs", "kernels", "streams"},
     {"clustered", "linear", "low_rank", "softmax"},
     {"attention", "sparse"},
     {"decoding", "recurrent", "token_mixing"},
@@ -84,6 +84,7 @@ HEAVY = {
 PUBLIC = {
     "Datastore",
     "TransferConfig",
+    "advise",
     "build",
     "check",
     "check_data",

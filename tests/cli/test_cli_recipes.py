@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -303,9 +304,11 @@ def test_properties_of_a_recipe_and_of_a_run(cli: Cli, text_run: Path) -> None:
         assert message in cli(*words).err
 
 
-def test_advice_begins_with_what_it_rests_on_and_three_candidates(cli: Cli) -> None:
+def test_advice_begins_with_three_candidates_and_says_what_they_rest_on(cli: Cli) -> None:
     lines = cli("advise", "--length", "2000").out.splitlines()
-    assert lines[0].startswith("note: measured: ")
+    assert lines[0] == "for all tasks of the suite, 2,000 tokens, on a CPU:"
+    assert lines[1].startswith("1. ")
+    assert any(line.startswith("note: measured: ") for line in lines)
     assert [line[:2] for line in lines if line[:1].isdecimal() and line[1:2] == "."] == ["1.", "2.", "3."]
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 80
@@ -316,12 +319,22 @@ def test_advice_begins_with_what_it_rests_on_and_three_candidates(cli: Cli) -> N
     assert {candidate["row"]["case"] for candidate in found["candidates"]} <= best
 
 
-@pytest.mark.parametrize("task", ["masked-lm", "translation"])
+@pytest.mark.parametrize("task", ["image-generation", "tagging"])
 def test_advice_for_an_unmeasured_task_says_that_nothing_was_measured(cli: Cli, task: str) -> None:
-    out = cli("advise", "--length", "2000", "--task", task).out
-    assert out.startswith(f"note: no recipe for {task} was measured")
-    names = out.splitlines()[-1].removeprefix("manyformer bench ").split(" --")[0].split()
-    assert {mf.recipes()[name].card.task.name for name in names} == {task}
+    out = " ".join(cli("choose", "--length", "2000", "--task", task).out.split())
+    assert f"no score was measured for {task}" in out
+    found = json.loads(cli("advise", "--length", "2000", "--task", task, "--json").out)
+    assert {mf.recipes()[one["recipe"]].card.task.name for one in found["candidates"]} == {task}
+
+
+def test_a_person_is_asked_for_what_is_not_given(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["translation", "60", "h100", "20M", "", "3"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    ended = cli("advise")
+    heading = "for translation, 60 tokens, at most 20,000,000 parameters, 3 minutes, on one h100 of 80 GB:"
+    assert " ".join(ended.out.split()).startswith(heading)
+    assert ended.err.count("?") == 6
 
 
 def test_advice_without_a_length_asks_for_one(cli: Cli) -> None:

@@ -3,7 +3,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +151,13 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average(tmp_path: Path) -> None
             flip(tmp_path / "run/checkpoints/step-00000012/model.safetensors")
 
     with pytest.MonkeyPatch.context() as patch:
-        average = TrainingEngine.average
-        patch.setattr(
-            TrainingEngine, "average", lambda self, folders: (averaged.extend(folders), average(self, folders))
-        )
+        average = TrainingEngine.average_checkpoints
+
+        def record(engine: TrainingEngine, folders: Sequence[Path]) -> None:
+            averaged.extend(folders)
+            average(engine, folders)
+
+        patch.setattr(TrainingEngine, "average_checkpoints", record)
         heard = Heard(damage)
         go(run, heard)
     assert [folder.name for folder in averaged] == ["step-00000008", "step-00000016"]
@@ -292,11 +295,11 @@ def test_average(tmp_path: Path) -> None:
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
     engine = TrainingEngine(c, AdamWConfig(lr=0.1), DDPStrategy())
-    engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
+    engine.average_checkpoints([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
     assert c.embed.token.weight is c.head.weight
     for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):
         torch.testing.assert_close(three, (one + 2 * two) / 3)
-    engine.average([tmp_path / "a"] * 4)
+    engine.average_checkpoints([tmp_path / "a"] * 4)
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
 
 

@@ -18,7 +18,6 @@ MODULES = {
     "prune": "heads",
     "import": "convert",
     "export": "convert",
-    "advise": "compare",
     "baselines": "evaluate",
     "regress": "plot",
 }

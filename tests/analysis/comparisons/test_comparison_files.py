@@ -146,6 +146,34 @@ def test_all_trials_are_cases_of_their_own_with_the_weights_of_the_same_trial(tm
     assert actual.case("yarn, optim.lr 0.01").trained_by == "rope, optim.lr 0.01"
 
 
+def test_a_case_may_have_trials_of_its_own(tmp_path: Path) -> None:
+    own = "  rope:\n    trials: {optim.lr: [0.1, 0.2, 0.3]}\n"
+    text = FILE.replace("score: [loss", "trials: {optim.lr: [0.001, 0.01]}\nscore: [loss").replace("  rope:\n", own)
+    rates = {
+        case.name: [trial.run.optim.lr for trial in case.trials]
+        for case in read_comparison(written(tmp_path, text)).cases
+    }
+    # a case with the weights of another has its trials
+    assert rates["rope"] == rates["yarn"] == [0.1, 0.2, 0.3]
+    assert rates["learned"] == rates["lm"] == [0.001, 0.01]
+    for wrong in ("[0.1]", "{optim.lr: 0.1}", "{optim.lr: []}"):
+        (message,) = refused(tmp_path, text.replace("{optim.lr: [0.1, 0.2, 0.3]}", wrong))
+        assert "rope.trials: must be settings with a list of values each, not " in message
+
+
+@pytest.mark.parametrize("name", ["optimizers/characters", "optimizers/stdlib"])
+def test_optimizers_have_as_many_rates_each(name: str) -> None:
+    comparison = read_comparison(name, ["data.path=text.txt"])
+    assert {len(case.trials) for case in comparison.cases} == {4}
+    assert {case.run.optim.name for case in comparison.cases} == {"adamw", "muon"}
+    # all else is equal
+    runs = [
+        case.run.model_copy(update={"optim": comparison.cases[0].run.optim, "out": None}) for case in comparison.cases
+    ]
+    assert len({run.model_dump_json() for run in runs}) == 1
+    assert comparison.file.seeds == 3
+
+
 def test_models_become_as_large_as_the_reference(tmp_path: Path) -> None:
     text = (
         "title: T\nreference: lm\nrun: {recipe: transformer-lm, model: {dim: 64, depth: 1, heads: 2, max_length: 64}}\n"

@@ -24,6 +24,7 @@ from manyformer.nn.attention.attention import set_attention_dropout
 from manyformer.nn.attention.collaborative_attention import share_query_key_dims
 from manyformer.nn.attention.head_gates import parse_heads, remove_heads
 from manyformer.nn.runtime.devices import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
+from manyformer.nn.runtime.module_places import separate_places
 from manyformer.recipes.parts.cards import (
     FAMILIES,
     OWN_PREFIX,
@@ -123,6 +124,7 @@ def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P,
 
         def build_unchecked() -> Any:
             model: Any = function(*bound.args, **bound.kwargs)
+            separate_places(model)
             for change in changes:
                 model = change(model)
             return model
