@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, final
+from typing import Any, ClassVar, Generic, NamedTuple, Self, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -30,6 +30,7 @@ from manyformer.models.model_files import (
 from manyformer.models.transformers_call import KEYWORDS, NO_KEYWORDS, TheirKeywords, call_as_transformers
 from manyformer.nn.batches import Batch, to_device
 from manyformer.nn.core import LayerOutput, RecordModule, State, tree_map
+from manyformer.nn.runtime.module_places import check_shared, share_again, shared_tensors
 from manyformer.nn.runtime.torch_internals import has_autocast
 
 B = TypeVar("B", bound=Batch, default=Any)
@@ -52,6 +53,8 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
         # no tensor counts its targets
         if inputs and hasattr(inputs[0], "target_count"):
             return self.loss_or_score(*inputs, **options)
+        if self.is_sharded:
+            check_shared(self)
         if options and self.call_form is not None and any(name in KEYWORDS for name in options):
             return call_as_transformers(self, forward, self.call_form, inputs, options)
         output = forward(self, *inputs, **options)
@@ -88,6 +91,8 @@ class Model(RecordModule, ABC, Generic[B]):
     """The first column, and the one after the last, that this process computes of rows of a length; None for all."""
     call_form: ClassVar[TheirKeywords | None] = NO_KEYWORDS
     """What `forward` takes of the keywords of Hugging Face's models; None for one that gets them as they are."""
+    is_sharded: ClassVar[bool] = False
+    """Whether torch's FSDP2 has divided the weights of the model."""
     allows_autocast: ClassVar[bool] = True
     """Whether a run may compute forward passes in a narrower dtype."""
     tokenizer: Any = None
@@ -99,6 +104,8 @@ class Model(RecordModule, ABC, Generic[B]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        # torch's `fully_shard` makes a class for the model
+        cls.is_sharded = any(base.__name__ == "FSDPModule" for base in cls.__mro__)
         if "forward" in cls.__dict__:
             cls.forward = _also_of_batches(cls.forward)  # type: ignore[method-assign]
 
@@ -179,23 +186,18 @@ class Model(RecordModule, ABC, Generic[B]):
         """Raise ValueError if a sequence of `length` tokens is longer than the model allows."""
         check_length(length, self.max_length)
 
-    def named_modules(
-        self,
-        memo: set[nn.Module] | None = None,
-        prefix: str = "",
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002 - the signature is torch's
-    ) -> Iterator[tuple[str, nn.Module]]:
-        """All modules by name, a module with several places once in any case.
-
-        `torch.func.functional_call` asks for the others, too: it would exchange their weights once for each place, and
-        could not put them back. Several names of one weight in different modules stay what they are."""
-        if not remove_duplicate:
-            memo = set()
-        yield from super().named_modules(memo, prefix)
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
+        # on another device, and from the meta device, torch gives each place a tensor of its own
+        shared = shared_tensors(self)
+        super()._apply(fn, recurse)
+        share_again(shared)
+        return self
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:  # noqa: FBT001, FBT002
         """Load weights as any module does; with `assign`, also into a model that was built without memory."""
+        shared = shared_tensors(self) if assign else []
         keys = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        share_again(shared)
         weight = next((weight for weight in self.parameters() if not weight.is_meta), None)
         if assign and weight is not None:
             # buffers that no state dict holds have a device and a dtype, and no value that means anything
@@ -216,22 +218,6 @@ class Model(RecordModule, ABC, Generic[B]):
         if has_autocast(device_type) and torch.is_autocast_enabled(device_type):
             return torch.get_autocast_dtype(device_type)
         return next(self.parameters()).dtype
-
-
-def named_places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """All places of modules by name; a module that several parts share has several, of which models name the first."""
-    yield prefix, module
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from named_places(child, f"{prefix}.{name}" if prefix else name)
-
-
-def named_weight_places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
-    """All names of weights, of which shared ones have several."""
-    for place, part in named_places(module, prefix):
-        for name, weight in part._parameters.items():
-            if weight is not None:
-                yield (f"{place}.{name}" if place else name), weight
 
 
 def model_name(model: nn.Module) -> str:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from manyformer.base.errors import UserError
 from manyformer.models import Model
+from manyformer.models.model import model_name
 from manyformer.nn.attention.attention import Attention, named_attention
 from manyformer.nn.attention.kv_cache import SelfSource, WindowSource
 from manyformer.nn.batches import Batch
@@ -31,6 +32,7 @@ from manyformer.recipes import build
 from manyformer.training.layers import stack_layers
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP, DDPStrategy, ParallelStrategy, ProcessGroup
 from manyformer.training.sharded_checkpoints import read_shards, write_shards
+from manyformer.training.weight_average import WeightAverage
 
 TOKENWISE_LAYERS = (Attention, Chain, FeedForward, GatedFeedForward, Pointwise, Residual)
 """The layers that process each token alone, and attention, in which tokens meet."""
@@ -44,19 +46,7 @@ class FSDPStrategy(ParallelStrategy):
         self.process_group = process_group
 
     def prepare(self, model: Model) -> nn.Module:
-        mesh = init_device_mesh(model.device.type, (self.process_group.size,))
-        # a layer is the unit of sharding: its weights are gathered to run it, and released
-        layers = list(stack_layers(model))
-        common = shared_modules(layers)
-        # a weight that several layers share must not be released after the first of them
-        ignored = {weight for module in common for weight in module.parameters()}
-        for layer in layers:
-            fully_shard(layer, mesh=mesh, ignored_params=ignored)
-        # the root gathers the weights that it finds outside of layers, and it does so before any layer runs; the name
-        # is not to become part of those of the weights
-        model.add_module("common", nn.ModuleList(common))
-        fully_shard(model, mesh=mesh)
-        del model.common
+        shard_model(model, mesh=init_device_mesh(model.device.type, (self.process_group.size,)))
         return model
 
     def gradient_sync(self, prepared: nn.Module, *, last: bool) -> AbstractContextManager[object]:
@@ -69,11 +59,19 @@ class FSDPStrategy(ParallelStrategy):
         # torch leaves the root module's weights gathered for a backward pass, and they would be saved unsharded
         prepared.reshard()
 
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        write_shards(model, optimizer, folder)
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
+        write_shards(model, optimizer, folder, average)
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        read_shards(model, optimizer, folder)
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
+        read_shards(model, optimizer, folder, average)
 
     def full_model(self, model: Model) -> Model:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -85,10 +83,30 @@ class FSDPStrategy(ParallelStrategy):
         return full_model
 
 
-def shared_modules(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    """The modules with weights that several of these layers share, such as position encodings."""
-    occurrences = Counter(module for layer in layers for module in layer.modules())
-    return [module for module, count in occurrences.items() if count > 1 and list(module.parameters(recurse=False))]
+def shard_model(model: Model, **options: Any) -> None:
+    """Let each layer of the model's stacks, and the model around them, be a unit of torch's `fully_shard`.
+
+    A weight that several layers share belongs to the unit of the model: that of a layer would release it after the
+    layer, and each of the others would have a weight of its own. `options` are those of `fully_shard`. Raises UserError
+    for a model with a scalar weight."""
+    if scalar := next((name for name, weight in model.named_parameters() if not weight.ndim), None):
+        raise UserError(
+            f"strategy=fsdp (torch's fully_shard) divides no scalars, and {scalar} of {model_name(model)} is one: "
+            "strategy=ddp trains it"
+        )
+    # a layer is the unit of sharding: its weights are gathered to run it, and released
+    layers = list(stack_layers(model))
+    uses = Counter(weight for layer in layers for weight in set(layer.parameters()))
+    shared = {weight for weight, count in uses.items() if count > 1}
+    for layer in layers:
+        fully_shard(layer, ignored_params=shared, **options)
+    modules = dict.fromkeys(module for layer in layers for module in layer.modules())
+    common = [module for module in modules if shared & set(module.parameters(recurse=False))]
+    # the root gathers the weights that it finds outside of layers, and it does so before any layer runs; the name is
+    # not to become part of those of the weights
+    model.add_module("common", nn.ModuleList(common))
+    fully_shard(model, **options)
+    del model.common
 
 
 @final
@@ -119,11 +137,19 @@ class ContextStrategy(ParallelStrategy):
     def after_scoring(self, prepared: nn.Module) -> None:
         pass
 
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        self._replicas.write(model, optimizer, folder)
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
+        self._replicas.write(model, optimizer, folder, average)
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        self._replicas.read(model, optimizer, folder)
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
+        self._replicas.read(model, optimizer, folder, average)
 
     def full_model(self, model: Model) -> Model:
         return model

@@ -23,6 +23,7 @@ from manyformer.inference.generate.next_token import (
 )
 from manyformer.nn import SoftmaxKernel
 from manyformer.nn.core import tree_map
+from manyformer.nn.positions import RotaryPosition
 from perturbing import perturb
 
 SMALL = {"vocab": 29, "dim": 16, "depth": 2, "heads": 4}
@@ -45,6 +46,7 @@ SOFTMAX: list[tuple[str, dict[str, Any]]] = [
     ("moba", {"block_length": 3, "blocks_seen": 2}),
     ("image-transformer", {}),
     ("compose", {"pattern": "DF", "position": "rope"}),
+    ("baseline-2026", {"window": 3, "value_residual": True, "canon": "AC"}),
 ]
 RECURRENT: list[tuple[str, dict[str, Any]]] = [
     ("linear-transformer", {"update_rule": "delta"}),
@@ -195,7 +197,7 @@ def test_what_a_graph_reads_exists_as_long_as_the_graph() -> None:
     assert feed.captured is not None
     held = {tensor.untyped_storage().data_ptr() for tensor in feed.captured._outer}
     weights = {weight.data_ptr() for weight in model.parameters()}
-    tables = {module._table.data_ptr() for module in model.modules() if getattr(module, "_table", None) is not None}
+    tables = {module._cache.table.data_ptr() for module in model.modules() if isinstance(module, RotaryPosition)}
     assert tables
     assert tables <= held
     assert not weights & held

@@ -17,6 +17,7 @@ from manyformer.nn.core import TokenPositions, contiguous_positions
 from manyformer.nn.positions.absolute import SinusoidalPosition
 from manyformer.nn.positions.rotary import RotaryPosition
 from manyformer.nn.runtime.device_reads import ConstantTensor
+from manyformer.nn.runtime.module_places import SharedTable
 from perturbing import perturb
 
 THREADS = 8
@@ -122,19 +123,25 @@ def added(position: SinusoidalPosition, tokens: TokenPositions) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("kind", "table", "use"), [(RotaryPosition, "_table", rotated), (SinusoidalPosition, "table", added)]
+    ("kind", "holder", "table", "use"),
+    [
+        (RotaryPosition, SharedTable, "table", rotated),
+        (SinusoidalPosition, SinusoidalPosition, "_table", added),
+    ],
 )
 def test_a_table_that_another_thread_replaces_by_a_shorter_one_is_used_as_it_was(
-    kind: type[nn.Module], table: str, use: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+    kind: type[nn.Module], holder: type, table: str, use: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens = contiguous_positions(1, 0, 600, torch.device("cpu"))
     expected = use(kind(8), tokens)
     position = kind(8)
 
-    def replace_at_once(module: nn.Module, name: str, value: Any) -> None:
-        nn.Module.__setattr__(module, name, value[:1] if name == table else value)
+    original = holder.__setattr__
 
-    monkeypatch.setattr(kind, "__setattr__", replace_at_once)
+    def replace_at_once(owner: object, name: str, value: Any) -> None:
+        original(owner, name, value[:1] if name == table and value is not None else value)
+
+    monkeypatch.setattr(holder, "__setattr__", replace_at_once)
     assert torch.equal(use(position, tokens), expected)
 
 

@@ -244,7 +244,10 @@ def test_promises(name: str) -> None:
 
 def test_layers_share_one_table() -> None:
     model = mf.build("compose", vocab=11, dim=16, depth=3, heads=2, position="rope")
-    assert len({id(module) for module in model.modules() if isinstance(module, RotaryPosition)}) == 1
+    model(torch.randint(0, 11, (1, 4)))
+    tables = [module._cache.table for module in model.modules() if isinstance(module, RotaryPosition)]
+    assert len(tables) == 3
+    assert len({id(table) for table in tables}) == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,5 +1,8 @@
 """Handwritten gradients give way to operations of torch under transformations, and refuse a second derivative."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import Tensor
@@ -48,6 +51,42 @@ def test_a_second_derivative_is_refused_or_right() -> None:
             return rms_norm(x, weight, eps=1e-5)
 
     assert torch.autograd.gradgradcheck(plain, (x, weight))
+
+
+def test_plain_operations_hold_for_one_thread() -> None:
+    """While one thread is inside of a block, the gradients and the attention of another one are the usual ones."""
+    model = build_tiny("transformer-lm", {}, 0).eval()
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, dtype=torch.float64, requires_grad=True)
+    is_inside = threading.Barrier(2)
+    is_done = threading.Barrier(2)
+
+    def operations() -> set[str]:
+        with torch.autograd.profiler.profile() as profile:
+            model(*tokens_of(model))
+        return {event.name for event in profile.function_events if "attention" in event.name}
+
+    def inside() -> Tensor:
+        with plain_operations():
+            is_inside.wait(60)
+            y = rms_norm(x, weight, eps=1e-5).sum()
+            is_done.wait(60)
+        (first,) = torch.autograd.grad(y, x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return second
+
+    usual = operations()
+    with ThreadPoolExecutor(1) as pool:
+        second = pool.submit(inside)
+        is_inside.wait(60)
+        assert operations() == usual
+        (first,) = torch.autograd.grad(rms_norm(x, weight, eps=1e-5).sum(), x, create_graph=True)
+        with pytest.raises(UserError, match="plain_operations"):
+            first.square().sum().backward()
+        is_done.wait(60)
+        assert second.result().abs().max() > 0
+    with plain_operations():
+        assert operations() != usual
 
 
 def test_gradients_of_single_rows_are_those_of_a_loop() -> None:

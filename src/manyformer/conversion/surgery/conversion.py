@@ -1,14 +1,15 @@
 """A conversion: its two models, the rules of which it is made, and what is reported of it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
-from manyformer.models.model import Model, named_places
+from manyformer.models.model import Model
+from manyformer.nn.core import NamedLayers
 
 LayerGrowth = Literal["silent", "overlapping"]
 
@@ -52,9 +53,9 @@ class DerivedTensor(NamedTuple):
 class ModelPair:
     """A model before and after a conversion.
 
-    `tensors` are the trained ones of `source`, whose own may hold no numbers, `initial` those of `target`. `modules`
-    and `new_modules` have a shared module under each of its names. `layers` has for each layer of a deeper model the
-    number of the layer that it is a copy of, and is empty if depths are equal."""
+    `tensors` are the trained ones of `source`, whose own may hold no numbers, `initial` those of `target`. These,
+    `modules` and `new_modules` have a layer that is applied several times under the name of each place. `layers` has
+    for each layer of a deeper model the number of the layer that it is a copy of, and is empty if depths are equal."""
 
     source: nn.Module
     target: Model
@@ -83,8 +84,10 @@ class ModelPair:
         else:
             layers = []
         # init_from gives the tensors of a file beside a structure without memory
-        tensors = source.state_dict() if tensors is None else tensors
-        return cls(source, target, options, tensors, target.state_dict(), _modules(source), _modules(target), layers)
+        tensors = tensors_by_place(source) if tensors is None else tensors
+        modules = dict(named_places(source))
+        new_modules = dict(named_places(target))
+        return cls(source, target, options, tensors, tensors_by_place(target), modules, new_modules, layers)
 
     def old_name(self, name: str) -> str:
         """The name in the old model of a module or a tensor of the new one."""
@@ -131,13 +134,35 @@ def rename_layer(name: str, number: int) -> str:
     return _LAYER.sub(lambda match: f"{match[1] or ''}body.{number}", name, count=1)
 
 
-def _modules(model: nn.Module) -> dict[str, nn.Module]:
-    return dict(named_places(model))
+def named_places(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """All modules by the names of their places; a layer that is applied several times has several."""
+    yield prefix, module
+    places = {name: name for name in module._modules}
+    if isinstance(module, NamedLayers) and module.places is not None:
+        places = module.places
+    for place, name in places.items():
+        child = module._modules[name]
+        if child is not None:
+            yield from named_places(child, f"{prefix}.{place}" if prefix else place)
+
+
+def tensors_by_place(model: nn.Module, *, keep_vars: bool = False) -> dict[str, Tensor]:
+    """The state dict, in which a layer that is applied several times has the names of all of its places."""
+    tensors: dict[str, Tensor] = dict(model.state_dict(keep_vars=keep_vars))
+    for path, module in model.named_modules():
+        if not isinstance(module, NamedLayers) or module.places is None:
+            continue
+        outer = f"{path}." if path else ""
+        for place, name in module.places.items():
+            first = f"{outer}{name}."
+            of_first = {key.removeprefix(first): tensor for key, tensor in tensors.items() if key.startswith(first)}
+            tensors |= {f"{outer}{place}.{key}": tensor for key, tensor in of_first.items()}
+    return tensors
 
 
 def _depth(model: nn.Module) -> int:
     """The number of numbered layers, each as often as it is applied."""
-    return len({match[2] for name in _modules(model) if (match := _LAYER.match(name))})
+    return len({match[2] for name, _ in named_places(model) if (match := _LAYER.match(name))})
 
 
 def _copied_layers(old_depth: int, depth: int, growth: LayerGrowth) -> list[int]:

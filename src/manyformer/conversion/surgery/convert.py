@@ -27,6 +27,7 @@ from manyformer.conversion.surgery.conversion import (
     RecipeKeywords,
     TensorOrigin,
     TransformedModel,
+    tensors_by_place,
 )
 from manyformer.conversion.surgery.recipe_conversions import ANY_RECIPE, CONVERSIONS, KERNEL_FINDINGS, SHARED_HEADS
 from manyformer.conversion.surgery.weight_transfer import describe_changes, transfer_weights
@@ -108,7 +109,7 @@ class _FilledModel(NamedTuple):
 def _fill_target(pair: ModelPair, conversion: RecipeConversion | None) -> _FilledModel:
     """The new model of a pair with the tensors that follow from the trained ones."""
     transfer = transfer_weights(pair, conversion)
-    new_weights = pair.target.state_dict()
+    new_weights = tensors_by_place(pair.target)
     for name, value in transfer.values.items():
         new_weights[name].copy_(value)
     return _FilledModel(pair.target, transfer.origins, transfer.left_behind)

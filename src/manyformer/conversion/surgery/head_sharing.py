@@ -8,7 +8,7 @@ from torch import Tensor
 
 from manyformer.base.errors import UserError
 from manyformer.base.type_aliases import FloatArray
-from manyformer.models.model import Model, named_places
+from manyformer.models.model import Model
 from manyformer.models.scores import rank_key
 from manyformer.nn.attention.attention import Attention, named_attention
 from manyformer.nn.attention.collaborative_attention import CollaborativeAttention
@@ -49,15 +49,12 @@ def collaborate(
     cannot share, and for too many dimensions."""
     counterpart = _build_counterpart(model, recipe or model.spec.recipe, shared)
     errors = dict[str, float]()
-    converted = set[Attention]()
     copied_weights = dict(model.state_dict())
-    for name, layer in named_places(model):
+    for name, layer in model.named_modules():
         if isinstance(layer, Attention):
             shared_layer = counterpart.get_submodule(name)
             assert isinstance(shared_layer, CollaborativeAttention)
-            if layer not in converted:
-                converted.add(layer)
-                errors[name] = share_dimensions(layer, shared_layer, rounds=rounds, starts=starts, seed=seed)
+            errors[name] = share_dimensions(layer, shared_layer, rounds=rounds, starts=starts, seed=seed)
             # those of attention are set already, under other names
             copied_weights = {key: value for key, value in copied_weights.items() if not key.startswith(f"{name}.")}
     for key, value in counterpart.state_dict().items():

@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.config import LoraConfig
-from manyformer.models.model import named_weight_places
-from manyformer.nn.attention.attention import Attention
-from manyformer.nn.runtime.training_hooks import AddsToModule
+from manyformer.nn.runtime.training_hooks import AddsToModule, FusedRows
 
 
 @final
@@ -116,7 +114,7 @@ def is_head(name: str) -> bool:
 
 def _adaptable_layers(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers outside of the head whose weights are trained and in no other place of the model, by name."""
-    uses = Counter(id(weight) for _, weight in named_weight_places(model))
+    uses = Counter(id(weight) for _, weight in model.named_parameters(remove_duplicate=False))
     return {
         name: layer
         for name, layer in model.named_modules()
@@ -147,7 +145,7 @@ def _block_sizes(owner: nn.Module, leaf: str, layer: nn.Linear) -> list[int]:
     """The outputs of a layer that belong together: those of keys and of values, for a layer that projects both."""
     if not leaf.endswith("kv_proj"):
         return [layer.out_features]
-    if isinstance(owner, Attention):
-        shape = owner.kv_shape
-        return [shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim]
+    parts = owner.row_parts() if isinstance(owner, FusedRows) else {}
+    if f"{leaf}.weight" in parts:
+        return list(parts[f"{leaf}.weight"])
     return [layer.out_features // 2] * 2

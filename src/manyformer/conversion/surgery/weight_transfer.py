@@ -18,6 +18,7 @@ from manyformer.conversion.surgery.conversion import (
     RecipeConversion,
     TensorOrigin,
     rename_layer,
+    tensors_by_place,
 )
 from manyformer.models.model_files import read_spec
 from manyformer.nn.attention.attention import Attention
@@ -27,7 +28,7 @@ from manyformer.nn.kernels.kernel import Kernel
 from manyformer.nn.positions import LearnedPosition, Position
 from manyformer.nn.residual import AddJoin
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.recipes.parts.registry import get_recipe, recipe_names
+from manyformer.recipes.parts.registry import build_on_meta, recipe_names
 
 
 class WeightTransfer(NamedTuple):
@@ -43,7 +44,7 @@ def transfer_weights(pair: ModelPair, conversion: RecipeConversion | None = None
     values = dict[str, Tensor]()
     origins = list[TensorOrigin]()
     names_of_storage: dict[int, list[str]] = {}
-    for name, tensor in pair.target.state_dict(keep_vars=True).items():
+    for name, tensor in tensors_by_place(pair.target, keep_vars=True).items():
         names_of_storage.setdefault(id(tensor), []).append(name)
     for names in names_of_storage.values():
         # a tied weight may be known by any of its names
@@ -155,7 +156,7 @@ def silent_layers(pair: ModelPair, name: str) -> DerivedTensor | None:
     if not pair.is_silent(name):
         return None
     path, _, part = name.rpartition(".")[0].rpartition(".")
-    module = pair.target.get_submodule(path)
+    module = pair.new_modules[path]
     is_last = (isinstance(module, Attention) and part == "out_proj") or (
         isinstance(module, FeedForward | GatedFeedForward) and part == "down"
     )
@@ -167,7 +168,7 @@ def silent_layers(pair: ModelPair, name: str) -> DerivedTensor | None:
 def repeated_positions(pair: ModelPair, name: str) -> DerivedTensor | None:
     """The rows of a table of positions, repeated until the longer table is full (Beltagy et al. 2020, section 5)."""
     table = pair.trained(name)
-    if table is None or not isinstance(pair.target.get_submodule(name.rpartition(".")[0]), LearnedPosition):
+    if table is None or not isinstance(pair.new_modules[name.rpartition(".")[0]], LearnedPosition):
         return None
     rows = len(pair.initial[name])
     # learned positions of a shorter text are its first ones
@@ -232,7 +233,7 @@ SHAPE_RULES = (repeated_positions, added_gate_rows, pooled_key_heads)
 def copied_global_projections(pair: ModelPair, name: str) -> DerivedTensor | None:
     """The projections of Longformer's global tokens: those of all tokens (Beltagy et al. 2020, section 5)."""
     path, mark, part = name.rpartition(".global_")
-    if not mark or not isinstance(pair.target.get_submodule(path), GlobalLocalAttention):
+    if not mark or not isinstance(pair.new_modules[path], GlobalLocalAttention):
         return None
     projection = pair.trained(f"{path}.{part}")
     if projection is None:
@@ -277,8 +278,8 @@ def build_saved_structure(folder: Path) -> nn.Module | None:
     if spec.recipe not in recipe_names():
         return None
     # recipes draw random blocks and directions even on the meta device
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return get_recipe(spec.recipe).build(**spec.keywords)
+    with torch.random.fork_rng(devices=[]):
+        return build_on_meta(spec.recipe, dict(spec.keywords))
 
 
 def describe_changes(saved: nn.Module, model: nn.Module, new_part: str | None = None) -> list[str]:

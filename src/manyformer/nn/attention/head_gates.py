@@ -1,8 +1,6 @@
 """Gates on the outputs of attention heads, given or trained to be closed, and heads that are removed."""
 
-import copy
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,7 @@ from torch import Tensor, nn
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.json_records import FileRecord
 from manyformer.nn.attention.attention import MultiHeadLayer
-from manyformer.nn.runtime.head_selection import PerHeadTensors
+from manyformer.nn.runtime.module_places import separate_places
 from manyformer.nn.runtime.training_hooks import AddsPenalty, OwnLearningRate, TracksProgress
 
 
@@ -95,15 +93,14 @@ def remove_heads(model: nn.Module, removed: RemovedHeads) -> None:
             raise UserError(f"there is no layer '{name}' with heads; {suggest_names(name, layers)}")
         if unknown := sorted(head for head in heads if not 0 <= head < layers[name].heads):
             raise UserError(f"{name} has no head {unknown[0]}: its {layers[name].heads} heads are numbered from 0")
-    # counted before any layer is changed: what two layers share must not lose heads in both
-    layer_counts = Counter(module for layer in layers.values() for module in layer.modules())
+    # what two layers share must not lose heads in both
+    separate_places(model)
     for name, heads in removed.items():
         remaining = [head for head in range(layers[name].heads) if head not in heads]
         if len(remaining) == layers[name].heads:
             continue
         try:
             if remaining:
-                _copy_shared(layers[name], layer_counts)
                 layers[name].keep_heads(remaining)
             else:
                 _replace(model, layers[name])
@@ -125,15 +122,6 @@ def layers_of_part(model: nn.Module, part: str | None) -> dict[str, MultiHeadLay
         prefixes = sorted({name.partition(".")[0] for name in layers}) + list(layers)
         raise UserError(f"there is no part '{part}' with attention heads; {suggest_names(str(part), prefixes)}")
     return selected
-
-
-def _copy_shared(layer: MultiHeadLayer, layer_counts: Counter[nn.Module]) -> None:
-    """Replace the modules with tensors for each head that other layers have, too, by copies."""
-    for parent in list(layer.modules()):
-        for name, child in parent.named_children():
-            if isinstance(child, PerHeadTensors) and child.differs_by_head and layer_counts[child] > 1:
-                # the copy belongs to this layer alone, which loses heads of it
-                setattr(parent, name, copy.deepcopy(child))
 
 
 def _replace(model: nn.Module, layer: MultiHeadLayer) -> None:

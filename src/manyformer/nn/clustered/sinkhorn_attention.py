@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.nn.ops import tile_softmax
+from manyformer.nn.ops.softmax_attention import torch_attention
 from manyformer.nn.ops.tile_softmax import MAX_SAVED_WEIGHTS, OutputGradient, TileCall
 from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, hides_values
@@ -144,7 +144,7 @@ def sortcut_attention(
         keys, values, bias = (x.flatten(2, 3) for x in mix_partial_blocks(sort, k, v, present))
         # a row without any token must have a visible key
         bias = bias.masked_fill((bias == -torch.inf).all(-1, keepdim=True), 0.0)[:, :, None]
-    y = F.scaled_dot_product_attention(q.flatten(2, 3), keys, values, attn_mask=bias, scale=scale)
+    y = torch_attention(q.flatten(2, 3), keys, values, attn_mask=bias, scale=scale)
     return y.view(*q.shape[:4], v.shape[-1])
 
 
@@ -274,7 +274,7 @@ def sdpa_attention(
         mask_bias = _mask_to_bias(mask, q.dtype)
     if bias is not None:
         mask_bias = mask_bias + bias.detach().to(q.dtype)[:, :, None]
-    y: Tensor = F.scaled_dot_product_attention(q, k, v, attn_mask=mask_bias if mask_bias.dim() else None, scale=scale)
+    y: Tensor = torch_attention(q, k, v, attn_mask=mask_bias if mask_bias.dim() else None, scale=scale)
     return y
 
 

@@ -1,15 +1,17 @@
 """Softmax attention: the definition, torch's fused kernel, and one call per document."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
 from manyformer.nn.core import PackedLayout, TokenPositions
 from manyformer.nn.positions.position import Position
 from manyformer.nn.runtime.dropout import drop
+from manyformer.nn.runtime.handwritten_gradient import is_within_plain_operations
 
 
 def softmax_attention_reference(
@@ -64,7 +66,7 @@ def fused_attention(
         # such a query sees every key, and its output is replaced
         has_key = mask.any(-1, keepdim=True)
         mask = mask | ~has_key
-    y = F.scaled_dot_product_attention(
+    y = torch_attention(
         q,
         k,
         v,
@@ -80,6 +82,25 @@ def fused_attention(
     if padded:
         return torch.split(y, [width, padded], dim=-1)[0]
     return y
+
+
+def torch_attention(
+    q: Float[Tensor, "b h l e"],
+    k: Float[Tensor, "b g s e"],
+    v: Float[Tensor, "b g s f"],
+    *,
+    attn_mask: Shaped[Tensor, "#b #h #l s"] | None = None,
+    **options: Any,
+) -> Float[Tensor, "b h l f"]:
+    """`scaled_dot_product_attention`, inside of `plain_operations` by its definition, which has a second derivative.
+
+    `torch.nn.attention.sdpa_kernel` would choose that for all threads."""
+    if not is_within_plain_operations():
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
+    y, _ = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, attn_mask, **options)
+    return y  # type: ignore[no-any-return]
 
 
 def needs_a_key(q: Float[Tensor, "b h l e"]) -> bool:

@@ -13,6 +13,7 @@ from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, StepLayout, To
 from manyformer.nn.positions.position import Position
 from manyformer.nn.runtime.device_reads import ConstantTensor, is_readable
 from manyformer.nn.runtime.devices import float64_device
+from manyformer.nn.runtime.module_places import SharedTable
 from manyformer.nn.runtime.torch_internals import is_traced, real_tensors
 
 
@@ -269,8 +270,8 @@ class RotaryPosition(Position):
 
     `width` is that of a head, of which the first `rotated` channels (all by default) are rotated at the frequencies
     `base`^(-2k / rotated), changed by `scaling`. Cosines and sines are taken in float64 and multiplied in float32 at
-    least. One module may serve all layers of a model, which then share one table. Raises ValueError if widths are odd
-    or do not fit, and, on a CPU or for contiguous rows, for a text longer than the scaling allows.
+    least. Layers that are given the same position share its table. Raises ValueError if widths are odd or do not fit,
+    and, on a CPU or for contiguous rows, for a text longer than the scaling allows.
     """
 
     def __init__(
@@ -302,8 +303,7 @@ class RotaryPosition(Position):
             else:
                 frequencies = scaling.frequencies(rotated, base)
             self._frequencies = ConstantTensor(tuple(frequencies.tolist()), torch.float64)
-        # no buffer: converting the model to another dtype must not round the table
-        self._table: Tensor | None = None
+        self._cache = SharedTable()
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
         return rotate(q, self._table_rows(positions, q), self.pairs)
@@ -354,7 +354,7 @@ class RotaryPosition(Position):
         # a table that was made before has numbers, which a graph that is recorded cannot take for its own
         if is_traced() and not torch.compiler.is_dynamo_compiling():
             return None
-        table = self._table
+        table = self._cache.table
         if table is not None and length <= table.shape[0] and table.device == device and table.dtype == dtype:
             return table
         if length > MAX_TABLE_ROWS or torch.compiler.is_compiling():
@@ -363,7 +363,7 @@ class RotaryPosition(Position):
         with torch.inference_mode(mode=False):
             table = self._compute_table(torch.arange(min(2 * length, MAX_TABLE_ROWS), device=device), dtype)
         # returned from here, not read again: another thread may replace it by a shorter one
-        self._table = table
+        self._cache.table = table
         return table
 
     def _compute_table(self, position_ids: Int[Tensor, "*l"], dtype: torch.dtype) -> Float[Tensor, "*l p 2"]:

@@ -8,17 +8,16 @@ functions take them by themselves, and a second derivative asks for `plain_opera
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from manyformer.base.errors import UserError
-from manyformer.nn.runtime.torch_internals import is_traced, is_transformed
+from manyformer.nn.runtime.torch_internals import constant_for_compiler, is_traced, is_transformed
 
-_open_blocks: list[None] = []
-"""One entry for each open block of `plain_operations`."""
+_is_open: ContextVar[bool] = ContextVar("plain_operations", default=False)
 
 
 @contextmanager
@@ -26,18 +25,24 @@ def plain_operations() -> Iterator[None]:
     """Compute with operations of torch alone inside the block, so that gradients can be differentiated again.
 
     Hessian products, gradient penalties and the like: the forward pass belongs into the block. Attention is computed by
-    its definition, too, as torch's fused kernels have no second derivative. It takes more time and memory."""
-    _open_blocks.append(None)
+    its definition, too, as torch's fused kernels have no second derivative. It takes more time and memory. The block
+    holds for its thread, or its task of asyncio, alone."""
+    token = _is_open.set(True)
     try:
-        with sdpa_kernel(SDPBackend.MATH):
-            yield
+        yield
     finally:
-        _open_blocks.pop()
+        _is_open.reset(token)
+
+
+@constant_for_compiler
+def is_within_plain_operations() -> bool:
+    """Whether this is inside of a `plain_operations` block; a question that compilers cannot trace."""
+    return _is_open.get()
 
 
 def needs_plain_operations() -> bool:
     """Whether a handwritten gradient would be lost: inside `plain_operations`, and under transformations of torch."""
-    return bool(_open_blocks) or is_transformed()
+    return is_within_plain_operations() or is_transformed()
 
 
 def hides_values() -> bool:

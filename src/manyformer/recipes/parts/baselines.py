@@ -100,7 +100,7 @@ def stack(
 
     makers = [layer] if callable(layer) else layer
     made = [complete(makers[number % len(makers)](number)) for number in range(depth)]
-    # the same modules under the numbers of all places: state dicts list them in each, checkpoints once
+    # the same modules under the numbers of all places, registered under the first
     layers = {str(number): part for number, part in enumerate(made * loops)}
     if streams == "reversible":
         body: dict[str, Layer] = {"layers": ReversibleStack(**layers)}
@@ -116,10 +116,10 @@ def stack(
     return chain
 
 
-def makers_of_pattern(pattern: str, makers: Mapping[str, LayerMaker]) -> list[LayerMaker]:
+def makers_of_pattern(pattern: str, makers: Mapping[str, LayerMaker], keyword: str = "pattern") -> list[LayerMaker]:
     """The makers of layers by the letters of a pattern, which take turns in `stack`. Raises UserError for others."""
     if not pattern or set(pattern) - makers.keys():
-        raise UserError(f"pattern ('{pattern}') must have one letter or more, of {', '.join(makers)}")
+        raise UserError(f"{keyword} ('{pattern}') must have one letter or more, of {', '.join(makers)}")
     return [makers[letter] for letter in pattern]
 
 

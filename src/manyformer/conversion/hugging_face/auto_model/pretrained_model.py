@@ -2,7 +2,7 @@
 
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -30,7 +30,6 @@ from manyformer.conversion.hugging_face.tokenizer_exchange import write_tokenize
 from manyformer.data.tokenizers.saved_tokenizers import TokenizerPair, load_tokenizers
 from manyformer.data.tokenizers.tokenizer import Tokenizer
 from manyformer.models import Model
-from manyformer.models.model import named_weight_places
 from manyformer.models.model_files import (
     CONFIG_FILE,
     GENERATION_FILE,
@@ -39,7 +38,7 @@ from manyformer.models.model_files import (
     warn_non_finite_tensors,
 )
 from manyformer.nn.batches import IGNORE_INDEX
-from manyformer.recipes.parts.registry import build, read_saved_recipe
+from manyformer.recipes.parts.registry import build, build_on_meta, read_saved_recipe
 
 
 class ManyformerConfig(PreTrainedConfig):
@@ -96,8 +95,7 @@ class SavedModel:
         recipe, keywords = read_saved_recipe(self.folder)
         pair = self.tokenizers
         try:
-            with torch.device("meta"):
-                model = build(recipe.card.name, **keywords)
+            model = build_on_meta(recipe.card.name, keywords)
         except UserError as error:
             raise UserError(f"{self.folder / CONFIG_FILE}: {error}") from None
         if pair is not None:
@@ -191,7 +189,7 @@ class ManyformerModel(PreTrainedModel):
         # transformers saves a tied weight under its first name and ties the others when it loads
         self._tied_weights_keys = {
             name: first_names[id(weight)]
-            for name, weight in named_weight_places(self)
+            for name, weight in self.named_parameters(remove_duplicate=False)
             if first_names.setdefault(id(weight), name) != name
         }
         # transformers builds on the meta device and fills from files; what no file has is drawn later (_init_weights)
@@ -223,18 +221,6 @@ class ManyformerModel(PreTrainedModel):
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         model.generation_config = saved.generation_config()
         return loaded
-
-    def named_parameters(
-        self,
-        prefix: str = "",
-        recurse: bool = True,  # noqa: FBT001, FBT002 - the signature is torch's
-        remove_duplicate: bool = True,  # noqa: FBT001, FBT002
-    ) -> Iterator[tuple[str, nn.Parameter]]:
-        """All weights; without `remove_duplicate` shared ones by each of their names, by which they are tied."""
-        if remove_duplicate or not recurse:
-            yield from super().named_parameters(prefix, recurse, remove_duplicate)
-        else:
-            yield from named_weight_places(self, prefix)
 
     def initialize_weights(self) -> None:
         super().initialize_weights()
