@@ -23,12 +23,15 @@ META = torch.device("meta")
 @contextmanager
 def on_meta_device() -> Iterator[None]:
     """Models that are built in the block are on the meta device, without storage or numbers."""
-    with META, ShapesAlone():  # type: ignore[no-untyped-call]
+    with META, ShapesAlone():
         yield
 
 
 class ShapesAlone(TorchDispatchMode):
     """Answers operators on tensors of the meta device from their shapes; those of other devices are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
