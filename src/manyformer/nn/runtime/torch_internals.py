@@ -79,11 +79,11 @@ def compiler_disabled(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-class TorchDispatchMode(_TorchDispatchMode):
+class TorchDispatchMode(_TorchDispatchMode):  # type: ignore[no-untyped-call]
     """torch's class for what is done at every operator, whose own subclasses import the compiler at their first one."""
 
     def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
+        super().__init_subclass__(**options)  # type: ignore[no-untyped-call]
         if "__torch_dispatch__" in vars(cls):
             cls.__torch_dispatch__ = compiler_disabled(vars(cls)["__torch_dispatch__"])  # type: ignore[method-assign]
 
