@@ -47,13 +47,13 @@ class GRUWeights(nn.Module, FusedRows):
 
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
+        self.dim = dim
         self.input_proj = nn.Linear(width, 3 * dim)
         self.gates = nn.Linear(dim, 2 * dim, bias=False)
         self.candidate = nn.Linear(dim, dim, bias=False)
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        dim = self.candidate.out_features
-        return {"input_proj.weight": (dim,) * 3, "gates.weight": (dim,) * 2}
+        return {"input_proj.weight": (self.dim,) * 3, "gates.weight": (self.dim,) * 2}
 
 
 def scan_units(
