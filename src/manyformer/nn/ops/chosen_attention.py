@@ -241,7 +241,8 @@ def _chunk_uncounted_pairs(flat_blocks: Int[Tensor, " n"], block_count: int, cho
 
     `flat_blocks` are the blocks of the choices among `block_count` of all rows."""
     device = flat_blocks.device
-    pair_count = len(flat_blocks)
+    # `len` would fix the number in an exported graph
+    pair_count = flat_blocks.shape[0]
     chunk_limit = min(pair_count, (pair_count + block_count * (size - 1)) // size)
     blocks, pairs = flat_blocks.where(flat_blocks >= 0, block_count).sort(stable=True)
     is_pair = blocks < block_count
