@@ -1,21 +1,21 @@
 """Curves of what recipes cost by the length of their input, as drawings for pages of the site.
 
-`python docs/cost_curves.py` counts the costs of recipes that costs.json lacks, with names those of these again.
+`python docs/cost_curves.py` counts the costs of recipes that costs.json of the package lacks, with names those of
+these again.
 """
 
 import json
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from manyformer.base.files.atomic_files import atomic_write
+from manyformer.config.shipped import COUNTED_COSTS
 from manyformer.recipes import RECIPES, get_recipe
 from manyformer.recipes.parts.model_summary import forward_cost
 from manyformer.recipes.parts.registry import build_on_meta
 
-COSTS = Path(__file__).parent / "costs.json"
 LENGTHS = (64, 256, 1024)
 WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 250, 110, 12, 22, 20
 
@@ -30,7 +30,7 @@ class LengthCost(NamedTuple):
 
 def read_costs() -> dict[str, list[LengthCost]]:
     """The counted costs of each recipe."""
-    records = json.loads(COSTS.read_text(encoding="utf-8")) if COSTS.is_file() else {}
+    records = json.loads(COUNTED_COSTS.read_text(encoding="utf-8"))
     return {name: [LengthCost(*cost) for cost in costs] for name, costs in records.items()}
 
 
@@ -55,7 +55,7 @@ def main(names: Sequence[str]) -> None:
     for name in names or sorted(RECIPES.keys() - read_costs().keys()):
         records = {**read_costs(), name: count_costs(name)}
         lines = (f'"{name}": {json.dumps(costs)}' for name, costs in sorted(records.items()) if name in RECIPES)
-        with atomic_write(COSTS) as file:
+        with atomic_write(COUNTED_COSTS) as file:
             file.write(("{\n" + ",\n".join(lines) + "\n}\n").encode())
         print(name, flush=True)
 

@@ -33,6 +33,14 @@ COLUMNS = {
     "export": "`torch.export` with dynamic batch and length, run at another shape, with gradients",
     "ONNX": "`torch.onnx.export` of the model itself, run by onnxruntime at another shape",
     "jit.trace": "`torch.jit.trace`, run on other inputs",
+    "LoRA": "peft's adapters on all linear layers: one pass, decoding by single tokens and the merged model agree",
+    "weight_norm": "`parametrizations.weight_norm` on all linear layers, with other norms: the same",
+    "pruning": "random masks of `torch.nn.utils.prune` on all linear layers: the same",
+    "quantization": "`quantize_dynamic` of all linear layers acts, in steps of single tokens as in calls of them",
+    "torchao": "int8 weights of all linear layers by torchao: one pass and single tokens agree",
+    "DDP": "gradients of `DistributedDataParallel` in two processes, each with its own batch, are those of one process",
+    "FSDP2": "gradients of layers, then of the model, given to `fully_shard` in two processes are those of one",
+    "dcp": "shards of two processes saved by `torch.distributed.checkpoint`, loaded into shards and into a whole model",
 }
 
 SIGNS = {"right": "●", "refused": "○", "error": "×", "wrong": "WRONG", "slow": "…", "skipped": ""}
@@ -44,8 +52,8 @@ A model is an ordinary `torch.nn.Module`: it can be trained in a loop of one's o
 `python benchmarks/in_other_tools.py` puts every recipe, at a tiny size, into the tools below, each in a process of its
 own, and compares with the plain model in float32: ● is equality to 1e-5 of the largest number (half precision: to a
 tenth of the norm), ○ a refusal in a sentence, × anything else that was raised, … no end within the limit of time, and
-an empty cell was not computed: the tool was not there, or takes no such inputs. Attention is computed by
-`sdpa_kernel(SDPBackend.MATH)` where torch's fused kernels have no derivative. On torch 2.13, on a CPU.
+an empty cell was not computed. Attention is computed by `sdpa_kernel(SDPBackend.MATH)` where torch's fused kernels have
+no derivative. On torch 2.13, on a CPU.
 
 ## What to know
 
@@ -65,9 +73,11 @@ an empty cell was not computed: the tool was not there, or takes no such inputs.
 - **Graphs of `torch.compile`**: where data choose (experts, clusters, adaptive steps) or where a loop over tokens would
   be unrolled, a function is taken out of the graph; the remarks below name it with the number of graphs. Recurrences in
   chunks are compiled once for each length.
+- **Changed linear layers** ([adapters](how-to/adapters.md), norms, masks, quantized weights) act wherever the model
+  computes. They are compared in float64: values at random make roundings of float32 greater than what is compared.
+- **Several processes**: weights that several layers share are sharded by `shard_model`
+  ([compile, shard, export](how-to/compile-and-export.md)), as torch's `fully_shard` by itself refuses them.
 
-| column | what is done |
-| --- | --- |
 """
 
 
@@ -77,9 +87,16 @@ def in_other_tools_page(mark: str) -> str:
     names = sorted(name for name in results if name in RECIPES)
     counts = Counter(cell["result"] for name in names for cell in results[name].values())
     computed = sum(counts.values()) - counts["skipped"]
-    lines = [mark, TEXT + "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items()), ""]
+    lines = [
+        mark,
+        TEXT,
+        *markdown_table(["column", "what is done", "right", "refused", "else"], _sums(results, names)),
+        "",
+    ]
     shares = ", ".join(f"{counts[result]} {result}" for result in SIGNS if counts[result] and result != "skipped")
-    lines += [f"Of {computed} cells, {shares}.", "", "## The matrix", ""]
+    commits = Counter(cell["commit"] for name in names for cell in results[name].values() if "commit" in cell)
+    states = ", ".join(f"{count} of {commit}" for commit, count in sorted(commits.items()))
+    lines += [f"Of {computed} cells, {shares}; computed at the commits: {states}.", "", "## The matrix", ""]
     rows = [
         [f"`{name}`", *(SIGNS[results[name].get(c, {"result": "skipped"})["result"]] for c in COLUMNS)]
         for name in names
@@ -89,9 +106,12 @@ def in_other_tools_page(mark: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _signs(cells: dict[str, dict[str, str]]) -> list[str]:
-    """The signs of a recipe in all columns; nothing where a cell was not computed."""
-    return [SIGNS[cells[column]["result"]] if column in cells else "" for column in COLUMNS]
+def _sums(results: dict[str, dict[str, dict[str, str]]], names: list[str]) -> Iterator[list[object]]:
+    """What each column does, and how many cells are right, refused and anything else."""
+    for column, meaning in COLUMNS.items():
+        counts = Counter(results[name][column]["result"] for name in names if column in results[name])
+        others = counts.total() - counts["right"] - counts["refused"]
+        yield [column, meaning, counts["right"], counts["refused"], others]
 
 
 def _remarks(results: dict[str, dict[str, dict[str, str]]], names: list[str]) -> Iterator[list[object]]:

@@ -1,4 +1,4 @@
-"""The page of published figures and ours, from the records in ledger.json; every record is checked when it is read."""
+"""The page of published figures and ours, from the records in the package; every record is checked when it is read."""
 
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -7,10 +7,10 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 
 from manyformer.base.files.json_records import DamagedFile, read_json, validate_json
 from manyformer.base.files.text_tables import markdown_table
+from manyformer.config.shipped import LEDGER
 from manyformer.recipes import RECIPES
 from manyformer.recipes.compose import POSITIONS
 
-LEDGER = Path(__file__).parent / "ledger.json"
 PARTS = frozenset(f"compose position={position}" for position in POSITIONS)
 """Papers whose mechanism is a position of `compose`, without a recipe of its own."""
 
@@ -87,7 +87,7 @@ def ledger_page(mark: str) -> str:
         mark,
         "# Published results",
         "",
-        "Published figures of recipes, and ours on the same data, from the records in `ledger.json`.",
+        "Published figures of recipes, and ours on the same data, from the records in `ledger.json` of the package.",
         "",
         *markdown_table((*heads, "ours", "seeds", "cost", "date, commit", "command"), measured, right=["seeds"]),
         *("", "## Too costly to repeat here", ""),

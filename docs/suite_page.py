@@ -5,8 +5,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from manyformer.analysis.comparisons.advise import SuiteRecord, TaskRecord, read_results
-from manyformer.analysis.comparisons.suite_report import EQUAL_STEPS, CaseCosts
+from manyformer.analysis.comparisons.suite_results import (
+    EQUAL_STEPS,
+    CaseCosts,
+    SuiteRecord,
+    TaskRecord,
+    read_results,
+)
 from manyformer.base.files.text_tables import markdown_table
 from manyformer.config.shipped import SUITE_RESULTS
 

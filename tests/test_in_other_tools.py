@@ -6,15 +6,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+from other_tools import wrappers  # noqa: E402 - scripts of that folder
 from other_tools.cells import COLUMNS, ToolCell  # noqa: E402 - scripts of that folder
-from other_tools.subject import Subject, WrongResult  # noqa: E402
+from other_tools.comparisons import WrongResult  # noqa: E402
+from other_tools.processes import in_two_processes  # noqa: E402
+from other_tools.subject import Subject, one_pass  # noqa: E402
 
-QUICK = ["own loop", "bf16", "meta", "functional_call", "second derivative", "vmap gradients", "make_fx"]
+QUICK = ["own loop", "bf16", "meta", "functional_call", "second derivative", "vmap gradients", "make_fx", "weight_norm"]
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -43,6 +47,26 @@ def test_a_wrong_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Subject, "model", lambda self, **keywords: Shifted(plain(self, **keywords)))
     with pytest.raises(WrongResult, match="with hooks"):
         COLUMNS["hooks"](Subject("llama"))
+
+
+def test_what_is_wrong_in_the_second_process_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compute(subject: Subject, rank: int) -> None:
+        total = torch.tensor(float(rank))
+        dist.all_reduce(total)
+        if rank + total == 2:
+            raise WrongResult("1 apart")
+
+    monkeypatch.setitem(COLUMNS, "DDP", in_two_processes(compute))
+    result = ToolCell("llama", "DDP").run(60)
+    assert result == {"result": "wrong", "words": "in the second process alone: WrongResult: 1 apart"}
+
+
+def test_a_layer_whose_mask_is_not_seen_in_decoding_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wrappers, "decoded_of", lambda model, example: plain)
+    subject = Subject("llama")
+    plain = one_pass(subject.model().double(), subject.example(subject.model()))
+    with pytest.raises(WrongResult, match="single tokens"):
+        COLUMNS["pruning"](subject)
 
 
 def test_no_kept_cell_is_wrong() -> None:

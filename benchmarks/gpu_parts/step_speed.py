@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import manyformer as mf
 from gpu_parts.outcome import Item, Outcome, Setting, judged
 from manyformer.analysis.benchmarks import paired_ratio, take_turns
-from manyformer.analysis.planning.hardware import find_accelerator
+from manyformer.analysis.planning.accelerators import find_accelerator
 from manyformer.recipes.parts.model_summary import count_parameters
 
 ROUNDS = 5

@@ -1,5 +1,8 @@
 """A cell of the matrix: one recipe in one tool, in a process of its own that cannot harm another cell."""
 
+import contextlib
+import gc
+import importlib
 import json
 import os
 import re
@@ -8,21 +11,45 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import torch
 
 from manyformer.base.errors import UserError
-from other_tools import construction, graphs, loops, transformations
-from other_tools.subject import Subject, ToolMissing, WrongResult
+from manyformer.recipes import get_recipe
+from other_tools import construction, graphs, loops, processes, transformations, wrappers
+from other_tools.comparisons import WrongResult
+from other_tools.subject import Subject, ToolLimit, ToolMissing
 
 COLUMNS: dict[str, Callable[[Subject], str | None]] = {
     **loops.COLUMNS,
     **construction.COLUMNS,
     **transformations.COLUMNS,
     **graphs.COLUMNS,
+    **wrappers.COLUMNS,
+    **processes.COLUMNS,
 }
+
+IMPORTS = {
+    "LoRA": ("peft", "transformers"),
+    "torchao": ("torchao.quantization",),
+    "compile": ("torch._functorch.aot_autograd", "torch._inductor.fx_passes.joint_graph"),
+    "ONNX": ("onnxruntime", "onnxscript", "torch.onnx._internal.exporter._core"),
+}
+"""What these columns import, beside torch's compiler."""
+
+
+def import_tools(recipes: Collection[str], columns: Collection[str]) -> None:
+    """Import once what every cell would import in its own process; a tool that is missing is found there."""
+    for name in recipes:
+        get_recipe(name)
+    names = {"torch._dynamo", *(name for column in columns for name in IMPORTS.get(column, ()))}
+    for name in sorted(names):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    # a collection in a process of a cell would look at all of it, and copy its pages
+    gc.freeze()
 
 
 class ToolCell(NamedTuple):
@@ -36,13 +63,15 @@ class ToolCell(NamedTuple):
         reading, writing = os.pipe()
         process = os.fork()
         if process == 0:
+            # a group, to which a second process of the cell belongs
+            os.setpgid(0, 0)
             os.close(reading)
             _work(self, writing)
         os.close(writing)
         text = _read(reading, seconds)
         os.close(reading)
         if text is None:
-            os.kill(process, signal.SIGKILL)
+            os.killpg(process, signal.SIGKILL)
         os.waitpid(process, 0)
         if text is None:
             return {"result": "slow", "words": f"not finished in {seconds:g} s"}
@@ -60,7 +89,7 @@ class ToolCell(NamedTuple):
             return {"result": "wrong", "words": str(error)}
         except ToolMissing as error:
             return {"result": "skipped", "words": str(error)}
-        except UserError as error:
+        except (UserError, ToolLimit) as error:
             return {"result": "refused", "words": _short(str(error))}
         except Exception as error:
             if os.environ.get("TRACEBACK"):

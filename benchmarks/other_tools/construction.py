@@ -1,8 +1,12 @@
 """Columns of construction: on the meta device, with memory that holds nothing, and under other default dtypes."""
 
-import torch
+from collections.abc import Callable
 
-from other_tools.subject import Subject, compare, compare_halves, output_of
+import torch
+from torch import Tensor
+
+from other_tools.comparisons import compare, compare_halves
+from other_tools.subject import Subject, output_of
 
 
 def meta(subject: Subject) -> None:
@@ -32,31 +36,26 @@ def meta_assign(subject: Subject) -> None:
     compare(output_of(other, inputs), output_of(model, inputs), "logits", 0.0)
 
 
-def default_bfloat16(subject: Subject) -> None:
-    """Built while bfloat16 is the default: the model that `.to(bfloat16)` gives."""
-    model = subject.model()
-    inputs = subject.inputs(model)
-    expected = output_of(model, inputs)
-    torch.set_default_dtype(torch.bfloat16)
-    other = subject.fresh()
-    other.load_state_dict(model.state_dict())
-    compare_halves(output_of(other, inputs), expected, "logits")
+def default_dtype(
+    dtype: torch.dtype, compare_logits: Callable[[Tensor, Tensor, str], None]
+) -> Callable[[Subject], None]:
+    """A column: built while `dtype` is the default, with the weights of a model of float32."""
 
+    def column(subject: Subject) -> None:
+        model = subject.model()
+        inputs = subject.inputs(model)
+        expected = output_of(model, inputs)
+        torch.set_default_dtype(dtype)
+        other = subject.fresh()
+        other.load_state_dict(model.state_dict())
+        compare_logits(output_of(other, inputs), expected, "logits")
 
-def default_float64(subject: Subject) -> None:
-    """Built while float64 is the default."""
-    model = subject.model()
-    inputs = subject.inputs(model)
-    expected = output_of(model, inputs)
-    torch.set_default_dtype(torch.float64)
-    other = subject.fresh()
-    other.load_state_dict(model.state_dict())
-    compare(output_of(other, inputs), expected, "logits")
+    return column
 
 
 COLUMNS = {
     "meta": meta,
     "meta, assign": meta_assign,
-    "default bf16": default_bfloat16,
-    "default float64": default_float64,
+    "default bf16": default_dtype(torch.bfloat16, compare_halves),
+    "default float64": default_dtype(torch.float64, compare),
 }

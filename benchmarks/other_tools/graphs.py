@@ -7,20 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from other_tools.subject import (
-    LENGTH,
-    ROWS,
-    Subject,
-    ToolMissing,
-    WrongResult,
-    compare,
-    compare_all,
-    gradients_of,
-    output_of,
-    scalar_of,
-)
+from other_tools.comparisons import WrongResult, compare, compare_all
+from other_tools.subject import LENGTH, ROWS, Subject, ToolLimit, ToolMissing, gradients_of, output_of, scalar_of
 
 LENGTHS = (LENGTH, LENGTH + 9, LENGTH + 24)
 
@@ -61,42 +51,41 @@ def traced_operations(subject: Subject) -> None:
 
 
 def compiled(subject: Subject) -> str | None:
-    """One graph in training, with dropout where there is one, at three lengths."""
+    """Training in one graph: with dropout where there is one, and without it, compared at three lengths."""
     from torch._dynamo.testing import CompileCounterWithBackend
 
     keywords = {"dropout": 0.1} if subject.has_keyword("dropout") else {}
-    model = subject.model(**keywords).train()
-    counter = CompileCounterWithBackend("aot_eager")
-    lengths = LENGTHS[:1] if subject.fixed_length(model) else LENGTHS
-    breaks = ""
-    try:
-        call = torch.compile(model, backend=counter, fullgraph=True)
-        for length in lengths:
-            scalar_of(output_of(call, subject.inputs(model, length=length))).backward()
-    except torch._dynamo.exc.Unsupported as error:
-        breaks = str(error)
-        torch._dynamo.reset()
-        call = torch.compile(model, backend=counter)
-        scalar_of(output_of(call, subject.inputs(model))).backward()
-    graphs = counter.frame_count
-    model.zero_grad()
+    end = _end_of_graph(subject, subject.model(**keywords).train())
     torch._dynamo.reset()
-    plain = subject.model()
-    call = torch.compile(plain, backend="aot_eager", fullgraph=not breaks)
-    inputs = subject.inputs(plain)
-    compare(output_of(call, inputs), output_of(plain, inputs), "logits")
-    weights = list(plain.parameters())
-    found = torch.autograd.grad(scalar_of(output_of(call, inputs)), weights, allow_unused=True)
-    names = [name for name, _ in plain.named_parameters()]
-    zeros = {n: torch.zeros_like(w) if g is None else g for n, w, g in zip(names, weights, found)}
-    compare_all(zeros, gradients_of(plain, inputs))
-    if breaks:
-        function = re.search(r"<function (\S+) at", breaks)
-        place = function[1] if function else breaks.split("Explanation")[0].strip()
-        return f"{graphs} graphs; a graph ends at {place}"
+    model = subject.model()
+    counter = CompileCounterWithBackend("aot_eager")
+    call = torch.compile(model, backend=counter, fullgraph=not end)
+    weights = dict(model.named_parameters())
+    lengths = LENGTHS[:1] if subject.fixed_length(model) else LENGTHS
+    for length in lengths:
+        inputs = subject.inputs(model, length=length)
+        logits = output_of(call, inputs)
+        compare(logits, output_of(model, inputs), f"logits of length {length}")
+        found = torch.autograd.grad(scalar_of(logits), list(weights.values()), allow_unused=True)
+        zeros = {name: torch.zeros_like(w) if g is None else g for (name, w), g in zip(weights.items(), found)}
+        compare_all(zeros, gradients_of(model, inputs))
+    graphs = counter.frame_count
+    if end:
+        return f"{graphs} graphs; a graph ends at {end}"
     if graphs > 2:
         return f"{graphs} compilations for {len(lengths)} lengths"
     return None
+
+
+def _end_of_graph(subject: Subject, model: nn.Module) -> str:
+    """What a graph of the whole model cannot contain; "" if there is such a graph."""
+    call = torch.compile(model, backend="eager", fullgraph=True)
+    try:
+        scalar_of(output_of(call, subject.inputs(model))).backward()
+    except torch._dynamo.exc.Unsupported as error:
+        function = re.search(r"<function (\S+) at", str(error))
+        return function[1] if function else str(error).split("Explanation")[0].strip()
+    return ""
 
 
 def _dynamic_shapes(subject: Subject, model: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -158,7 +147,7 @@ def jit_traced(subject: Subject) -> None:
     inputs = subject.inputs(model)
     others = subject.inputs(model, seed=3)
     if not all(isinstance(x, Tensor) for x in inputs):
-        raise ToolMissing("torch.jit.trace takes tensors alone")
+        raise ToolLimit("torch.jit.trace takes tensors alone, and an input is none")
     graph = torch.jit.trace(model, inputs, check_trace=False, strict=False)
     compare(graph(*others)[0], output_of(model, others), "other inputs")
 

@@ -6,16 +6,8 @@ from typing import Any
 
 import torch
 
-from other_tools.subject import (
-    Subject,
-    WrongResult,
-    compare,
-    compare_all,
-    compare_halves,
-    gradients_of,
-    output_of,
-    scalar_of,
-)
+from other_tools.comparisons import WrongResult, compare, compare_all, compare_halves
+from other_tools.subject import Subject, gradients_of, output_of, scalar_of
 
 
 def own_loop(subject: Subject) -> None:

@@ -1,28 +1,30 @@
-"""A tiny model with its inputs, and comparisons with what it gives by itself."""
+"""A tiny model with its inputs, and what it gives by itself."""
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from manyformer.analysis.own_models import build_tiny, tiny_keywords
+from manyformer.nn.core import tree_map
+from manyformer.nn.model_inputs import Inputs
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.parts.registry import task_of
 
 ROWS = 2
 LENGTH = 24
-TOLERANCE = 1e-5
-"""Of the largest number."""
-HALF_TOLERANCE = 0.1
-"""Of half precision, in the mean of squares: routes and clusters may be other ones."""
-
-
-class WrongResult(Exception):
-    """A tool gives something else than the model."""
+WHOLE_TEXTS = {"compressive-transformer", "reformer", "routing-transformer"}
+"""Recipes whose state does not give what one pass gives."""
 
 
 class ToolMissing(Exception):
     """A tool is not installed."""
+
+
+class ToolLimit(Exception):
+    """A sentence on what a tool cannot do, whatever the model."""
 
 
 @final
@@ -49,14 +51,18 @@ class Subject:
         """Whether all inputs have one length."""
         return task_of(model).fixed_length(model) is not None
 
-    def inputs(self, model: Any, rows: int = ROWS, length: int = LENGTH, seed: int = 0) -> tuple[Any, ...]:
-        """The positional arguments of a call."""
+    def example(self, model: Any, rows: int = ROWS, length: int = LENGTH, seed: int = 0) -> Inputs:
+        """What a model reads."""
         task = task_of(model)
         length = task.fixed_length(model) or min(length, model.max_length or length)
         generator = torch.Generator().manual_seed(seed)
         tokens = torch.randint(task.token_ids(model), (rows, length), generator=generator)
         torch.manual_seed(seed)
-        arguments = list(task.arguments(model, task.example(model, tokens)))
+        return task.example(model, tokens)
+
+    def inputs(self, model: Any, rows: int = ROWS, length: int = LENGTH, seed: int = 0) -> tuple[Any, ...]:
+        """The positional arguments of a call."""
+        arguments = list(task_of(model).arguments(model, self.example(model, rows, length, seed)))
         while arguments[-1] is None:
             arguments.pop()
         return tuple(arguments)
@@ -78,6 +84,48 @@ def output_of(model: nn.Module, inputs: tuple[Any, ...]) -> Tensor:
     return logits
 
 
+def one_pass(model: Any, example: Inputs) -> Tensor:
+    """The logits of a call that may have a state."""
+    with torch.no_grad():
+        return task_of(model).call(model, example).logits
+
+
+def decodes(model: Any) -> bool:
+    """Whether single tokens, each with the state of those before, give what one pass gives."""
+    return task_of(model).one_token_step(model) is not None and model.spec.recipe not in WHOLE_TEXTS
+
+
+def decoded_of(model: Any, inputs: Inputs, rows: Sequence[int] | None = None, *, by_forward: bool = False) -> Tensor:
+    """The logits of a prompt, half of the inputs, and then of single tokens; `rows` are chosen after the first."""
+    task = task_of(model)
+    half = inputs.tokens.shape[1] // 2
+    with torch.inference_mode():
+        prompt = inputs.columns(0, half)
+        output = task.call(model, prompt, task.init_state(model, prompt))
+        state = output.state
+        outputs = [output.logits]
+        bind = task.one_token_step(model)
+        assert bind is not None
+        step = bind()
+        for column in range(half, inputs.tokens.shape[1]):
+            token = inputs.columns(column, column + 1)
+            if by_forward:
+                output = task.call(model, token, state)
+                logits = output.logits
+                state = output.state
+            elif task.takes_source:
+                memory, own = state
+                logits, own = step(token.tokens, own, memory)
+                state = (memory, own)
+            else:
+                logits, state = step(token.tokens, state, None)
+            outputs.append(logits)
+            if rows is not None and column == half:
+                state = tree_map(partial(torch.index_select, dim=0, index=torch.tensor(rows)), state)
+                inputs = inputs.rows(rows)
+    return torch.cat(outputs, 1)
+
+
 def scalar_of(logits: Tensor) -> Tensor:
     """A number with a gradient for every logit, which all differ."""
     weights = torch.linspace(-1.0, 1.0, logits.numel(), dtype=torch.float64).view(logits.shape)
@@ -94,34 +142,3 @@ def gradients_of(model: nn.Module, inputs: tuple[Any, ...]) -> dict[str, Tensor]
         name: torch.zeros_like(weight) if gradient is None else gradient
         for (name, weight), gradient in zip(weights.items(), found)
     }
-
-
-def compare(found: Tensor, expected: Tensor, what: str, tolerance: float = TOLERANCE) -> None:
-    """Raise WrongResult if two tensors differ by more than `tolerance` of the largest number."""
-    if found.shape != expected.shape:
-        raise WrongResult(f"{what}: shape {tuple(found.shape)} in place of {tuple(expected.shape)}")
-    found, expected = (x.detach().double() for x in (found, expected))
-    # masked logits
-    same = torch.isinf(expected) & (found == expected)
-    difference = torch.where(same, 0.0, found - expected).abs().max()
-    scale = torch.where(torch.isinf(expected), 0.0, expected).abs().max().clamp(min=1e-3)
-    if not difference <= tolerance * scale:
-        raise WrongResult(f"{what}: {difference:.1e} apart of {scale:.1e}")
-
-
-def compare_all(found: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float = TOLERANCE) -> None:
-    """`compare` for each of several tensors, by the scale of all together."""
-    if set(found) != set(expected):
-        raise WrongResult(f"other names: {sorted(set(found) ^ set(expected))[:3]}")
-    vectors = [
-        torch.cat([x.detach().double().flatten() for _, x in sorted(each.items())]) for each in (found, expected)
-    ]
-    compare(*vectors, "gradients", tolerance)
-
-
-def compare_halves(found: Tensor, expected: Tensor, what: str) -> None:
-    """Raise WrongResult if a result of half precision is no approximation."""
-    found, expected = (torch.where(torch.isinf(x), 0.0, x.detach().double()) for x in (found, expected))
-    share = (found - expected).norm() / expected.norm().clamp(min=1e-3)
-    if not share <= HALF_TOLERANCE:
-        raise WrongResult(f"{what}: {share:.1e} of its norm apart")

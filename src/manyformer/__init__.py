@@ -1,8 +1,8 @@
 """The entire Transformer family in one library and command line.
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
-`mf.train(...)`, `mf.evaluate(run)`, `mf.compare(cases)`, `mf.generate(model, prompts)`, `mf.check(model)`,
-`mf.explain(model, tokens)`, `mf.view(model, text)`,
+`mf.train(...)`, `mf.evaluate(run)`, `mf.compare(cases)`, `mf.advise(task=...)`, `mf.generate(model, prompts)`,
+`mf.check(model)`, `mf.explain(model, tokens)`, `mf.view(model, text)`,
 `mf.draw(mask, length)`, `mf.knn_lm(model, mf.Datastore(folder))`.
 Importing the package does not load torch; the first use of a name does.
 """
@@ -14,7 +14,7 @@ from manyformer.base.earlier_paths import install as _install_earlier_paths
 from manyformer.base.lazy_names import offer_names as _offer_names
 
 if TYPE_CHECKING:
-    from manyformer.analysis.comparisons import compare
+    from manyformer.analysis.comparisons import advise, compare
     from manyformer.analysis.contracts.data_check import check_data
     from manyformer.analysis.contracts.scorers import check_scorer
     from manyformer.analysis.figures import draw
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Datastore": "manyformer.inference.datastore",
     "TransferConfig": "manyformer.config",
+    "advise": "manyformer.analysis.comparisons",
     "build": "manyformer.conversion",
     "check": "manyformer.analysis.own_models",
     "check_data": "manyformer.analysis.contracts.data_check",
@@ -60,6 +61,7 @@ __all__ = [
     "Datastore",
     "TransferConfig",
     "__version__",
+    "advise",
     "build",
     "check",
     "check_data",

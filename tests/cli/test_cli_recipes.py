@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,18 @@ from manyformer.cli.show_pages import recipe_screen
 from manyformer.config import shipped_runs
 from manyformer.config.published_sizes import PUBLISHED_SIZES
 from manyformer.recipes import get_recipe
+from manyformer.recipes.parts.cards import FAMILIES
 from manyformer.recipes.parts.model_summary import ForwardCost, count_parameters, forward_cost, module_rows
 from manyformer.recipes.parts.registry import build_on_meta
 
 
 def test_a_piped_list_has_a_whole_line_for_each_recipe(cli: Cli) -> None:
-    rows = cli("list").out.splitlines()
-    header, *listed = rows[: len(mf.recipes()) + 1]
+    header, *listed = cli("list").out.splitlines()
+    assert len(listed) == len(mf.recipes())
+    # the families in the order of the screen, each together, and names in alphabetical order within
+    families = [row.split()[2 if row.split()[1].isdecimal() else 1] for row in listed]
+    assert list(dict.fromkeys(families)) == [family for family in FAMILIES if family in families]
+    assert listed == sorted(listed, key=lambda row: (list(FAMILIES).index(families[listed.index(row)]), row.split()[0]))
     assert header.split() == ["recipe", "year", "family", "task", "state", "title"]
     assert {row.split()[0] for row in listed} == set(mf.recipes())
     assert all(row.endswith(mf.recipes()[row.split()[0]].card.title) for row in listed)
@@ -303,9 +309,11 @@ def test_properties_of_a_recipe_and_of_a_run(cli: Cli, text_run: Path) -> None:
         assert message in cli(*words).err
 
 
-def test_advice_begins_with_what_it_rests_on_and_three_candidates(cli: Cli) -> None:
+def test_advice_begins_with_three_candidates_and_says_what_they_rest_on(cli: Cli) -> None:
     lines = cli("advise", "--length", "2000").out.splitlines()
-    assert lines[0].startswith("note: measured: ")
+    assert lines[0] == "for all tasks of the suite, 2,000 tokens, on a CPU:"
+    assert lines[1].startswith("1. ")
+    assert any(line.startswith("note: measured: ") for line in lines)
     assert [line[:2] for line in lines if line[:1].isdecimal() and line[1:2] == "."] == ["1.", "2.", "3."]
     assert len(lines) <= 50
     assert max(map(len, lines)) <= 80
@@ -316,12 +324,22 @@ def test_advice_begins_with_what_it_rests_on_and_three_candidates(cli: Cli) -> N
     assert {candidate["row"]["case"] for candidate in found["candidates"]} <= best
 
 
-@pytest.mark.parametrize("task", ["masked-lm", "translation"])
+@pytest.mark.parametrize("task", ["image-generation", "tagging"])
 def test_advice_for_an_unmeasured_task_says_that_nothing_was_measured(cli: Cli, task: str) -> None:
-    out = cli("advise", "--length", "2000", "--task", task).out
-    assert out.startswith(f"note: no recipe for {task} was measured")
-    names = out.splitlines()[-1].removeprefix("manyformer bench ").split(" --")[0].split()
-    assert {mf.recipes()[name].card.task.name for name in names} == {task}
+    out = " ".join(cli("choose", "--length", "2000", "--task", task).out.split())
+    assert f"no score was measured for {task}" in out
+    found = json.loads(cli("advise", "--length", "2000", "--task", task, "--json").out)
+    assert {mf.recipes()[one["recipe"]].card.task.name for one in found["candidates"]} == {task}
+
+
+def test_a_person_is_asked_for_what_is_not_given(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter(["translation", "60", "h100", "20M", "", "3"])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    ended = cli("advise")
+    heading = "for translation, 60 tokens, at most 20,000,000 parameters, 3 minutes, on one h100 of 80 GB:"
+    assert " ".join(ended.out.split()).startswith(heading)
+    assert ended.err.count("?") == 6
 
 
 def test_advice_without_a_length_asks_for_one(cli: Cli) -> None:

@@ -81,6 +81,25 @@ def test_a_dry_run_trains_nothing_and_is_a_run_file(cli: Cli, here: Path) -> Non
     assert "parameters" not in again.out
 
 
+def test_a_dry_run_says_which_optimizer_trains_which_weight(cli: Cli, here: Path) -> None:
+    words = (*WORDS, "--dry-run", "optim.name=muon", "optim.groups=[{match: '*norm*', lr_scale: 0.1}]")
+    said = cli(*words).out
+    assert "# muon     orthogonalizes in float32" in said
+    assert ": matrices of linear layers inside the layers\n#          learning rate 0.02, weight decay 0.005\n" in said
+    assert ": optim.groups: *norm*\n#          learning rate 0.0003, weight decay 0\n" in said
+    # examples fit on a screen, and all names are there for the asking
+    assert len([line for line in said.splitlines() if line.startswith("#")]) < 40
+    assert "body.0.attention.inner.out_proj.weight" in cli(*words, "--all").out
+    records = json.loads(cli(*words, "--json").out)["optimizer"]
+    assert {record["optimizer"] for record in records} == {"muon", "adamw"}
+    assert len({record["name"] for record in records}) == len(records) > 15
+    refused = cli(*WORDS, "--all")
+    assert (refused.code, refused.err) == (
+        2,
+        "error: --all names weights where nothing is trained: it needs --dry-run\n",
+    )
+
+
 def test_a_dry_run_looks_at_the_data(cli: Cli, here: Path) -> None:
     (here / "a.csv").write_text("label,text\n" + "".join(f"{n % 2},red cat {n}\n" for n in range(300)))
     words = ("train", "classify/intents", "data.path=a.csv", "data.tokenizer=byte", "data.vocab=null")
@@ -192,3 +211,34 @@ def test_on_a_terminal_there_is_a_bar(here: Path) -> None:
     assert "━" in text
     assert "\x1b[" in text
     assert text.rstrip().endswith("manyformer evaluate runs/transformer-lm")
+
+
+def test_the_range_test_suggests_a_rate_and_leaves_no_run(cli: Cli, here: Path) -> None:
+    ended = cli(*WORDS, "--find-lr")
+    assert ended.code == 0, ended.err
+    subjects = [line.split(" ")[0] for line in lines(ended.out) if not line.startswith(" ")]
+    assert subjects == ["tried", "loss", "suggests", "because", "picture"]
+    assert (here / "runs/transformer-lm-find-lr.png").read_bytes().startswith(PNG)
+    assert not (here / "runs/transformer-lm").exists()
+    test = json.loads(cli(*WORDS, "--find-lr", "--json").out)
+    assert f"optim.lr={test['suggested']:g}" in ended.out
+    assert test["rates"][0] == pytest.approx(1e-7)
+    lowest = min(range(len(test["rates"])), key=test["smoothed"].__getitem__)
+    assert test["rates"][0] < test["suggested"] < test["rates"][lowest]
+    assert test["smoothed"][lowest] < 0.8 * test["smoothed"][0]
+    # all of it again, to the last digit
+    assert json.loads(cli(*WORDS, "--find-lr", "--json").out)["losses"] == test["losses"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("schedule.name=noam",), "noam sets the rate itself; set schedule.name=cosine"),
+        (("devices=2",), "add devices=1"),
+        (("--dry-run",), "goes with none of"),
+    ],
+)
+def test_a_range_test_that_cannot_be_is_refused(words: tuple[str, ...], sentence: str, cli: Cli) -> None:
+    ended = cli(*WORDS, "--find-lr", *words)
+    assert ended.code == 2
+    assert sentence in ended.err

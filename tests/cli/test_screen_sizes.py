@@ -22,6 +22,10 @@ COMMANDS = [
     "prune run --keep 1 --out one-head",
     "compare mine.yaml --dry-run",
     "doctor",
+    "advise --length 2000 --minutes 30",
+    "advise --task translation --length 60 --parameters 20M --device h100",
+    "choose --task masked-lm --length 500",
+    "choose --task image-classification",
 ]
 
 COMPARISON = """title: Windows and their absence in a language model of characters, with everything else the same

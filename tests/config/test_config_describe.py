@@ -13,7 +13,7 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert (rows["model.heads"].default, rows["model.ff_dim"].type) == ("4", "a whole number or null")
     assert rows["model.norm_order"][1:3] == ("one of pre, post, sandwich", "pre")
     assert rows["optim.lr"].default == "0.25"
-    assert rows["optim.name"][1:3] == ("one of adamw, adam, adagrad, adadelta", "adam")
+    assert rows["optim.name"][1:3] == ("one of adamw, adam, adagrad, adadelta, muon, sgd, lion, adafactor", "adam")
     assert "optim.weight_decay" not in rows, "adam has none"
     assert rows["data.length"].default == "77"
     assert (
@@ -27,7 +27,10 @@ def test_help_shows_the_runs_own_values_as_defaults() -> None:
     assert rows["loss.label_smoothing"].type == "a number >= 0 and < 1"
     assert rows["limits.steps"].type == "a whole number > 0 or null"
     assert rows["trackers"].type == "a list of one of tensorboard, wandb, mlflow"
-    assert rows["activation_checkpointing"][1:3] == ("true or false", "false")
+    assert rows["activation_checkpointing"][1:3] == (
+        "true, false, K for every K-th layer, or a list of layers",
+        "false",
+    )
     assert rows["out"].default == "runs/lm"
 
 
@@ -55,7 +58,7 @@ def test_the_schema_knows_sections_members_and_help() -> None:
     assert "required" not in schema
     members = schema["properties"]["optim"]["oneOf"]
     assert [member["$ref"] for member in members] == [
-        f"#/$defs/{name}Config" for name in ("AdamW", "Adam", "Adagrad", "Adadelta")
+        f"#/$defs/{name}Config" for name in ("AdamW", "Adam", "Adagrad", "Adadelta", "Muon", "SGD", "Lion", "Adafactor")
     ]
     assert schema["properties"]["optim"]["discriminator"]["propertyName"] == "name"
     assert schema["$defs"]["TextData"]["properties"]["length"]["description"] == "Tokens in a row."

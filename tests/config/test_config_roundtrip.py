@@ -85,7 +85,10 @@ learning = st.one_of(
         {
             "optim": st.tuples(adams | adamws, rate).map(lambda both: {**both[0], "lr": both[1]}),
             "schedule": tagged("name", "cosine", warmup=st.none() | st.integers(0, 9), final_ratio=share)
-            | tagged("name", "constant"),
+            | tagged("name", "constant")
+            | tagged(
+                "name", "wsd", decay_share=fraction, shape=st.sampled_from(["linear", "1-sqrt"]), final_ratio=share
+            ),
         }
     ),
 )
@@ -98,11 +101,14 @@ rest = some(
     batch=some(tokens=positive, accumulate=positive),
     limits=st.fixed_dictionaries({"steps": st.integers(10, 10**15)}, optional={"minutes": rate, "epochs": rate}),
     evaluate=some(every=positive, patience=st.none() | positive, metric=st.sampled_from(["loss", "accuracy"])),
-    save=some(every=positive, keep_last=st.integers(3, 9), average_last=st.integers(0, 2)),
+    save=some(every=positive, keep_last=st.integers(3, 9)),
     trackers=st.sampled_from([[], ["tensorboard"]]),
     precision=st.sampled_from(["auto", "float32", "bfloat16"]),
-    compile=st.sampled_from(["auto", "on", "off"]),
-    activation_checkpointing=st.booleans(),
+    compile=st.sampled_from(["auto", "on", "layers", "off"]),
+    activation_checkpointing=st.booleans() | st.integers(1, 9) | st.lists(st.integers(1, 9), min_size=1),
+    deterministic=st.booleans(),
+    tf32=st.sampled_from(["auto", "on", "off"]),
+    ema=some(beta=share, warmup=st.just(value=True)),
     seed=st.integers(0, 2**63 - 1),
     devices=st.integers(1, 8),
 )

@@ -1,8 +1,9 @@
 """Modules that other tools have wrapped, hooked, pruned, parametrized or quantized act wherever the model computes."""
 
 import copy
+import sys
 import warnings
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import peft
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 import manyformer as mf
@@ -22,15 +23,17 @@ from manyformer.conversion.surgery.lora import attach_lora
 from manyformer.models import Model
 from manyformer.models.policy_model import PolicyModel
 from manyformer.models.tasks import Inputs
-from manyformer.nn.core import tree_map
 from manyformer.nn.runtime.training_hooks import uses_neighbours
 from manyformer.recipes.parts.registry import task_of
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+from other_tools.cells import ToolCell
+from other_tools.subject import decoded_of, decodes
+from other_tools.wrappers import by_lora, linears
+
 QUICK = {"bahdanau", "calm", "deepseek", "longformer-lm", "mixtral", "mamba-2", "t5", "transformer-xl", "vit"}
 """One recipe for each way in which weights were read past their modules, and some others."""
-
-WHOLE_TEXTS = {"compressive-transformer", "reformer", "routing-transformer"}
-"""Recipes whose state does not give what one pass gives."""
 
 LENGTH = 12
 
@@ -70,13 +73,6 @@ class Tiny(NamedTuple):
         inputs = task.example(model, torch.randint(5, task.token_ids(model), (3, length), generator=generator))
         return cls(model, inputs, task.random_targets(model, inputs, generator))
 
-    @property
-    def decodes(self) -> bool:
-        """Whether a state gives what one pass gives."""
-        return task_of(self.model).one_token_step(self.model) is not None and (
-            self.model.spec.recipe not in WHOLE_TEXTS
-        )
-
     def logits(self, model: Model) -> Tensor:
         with torch.no_grad():
             return task_of(model).call(model, self.inputs).logits
@@ -91,36 +87,6 @@ class Tiny(NamedTuple):
             return self.loss(model.train())
         finally:
             model.eval()
-
-    def decoded(self, model: Model, order: list[int] | None = None, *, by_forward: bool = False) -> Tensor:
-        """The logits of a prompt, then of single tokens; the rows are those of `order` after the first of these."""
-        task, half = task_of(model), self.inputs.tokens.shape[1] // 2
-        inputs = self.inputs
-        with torch.inference_mode():
-            output = task.call(model, inputs.columns(0, half), task.init_state(model, inputs))
-            state, outputs = output.state, [output.logits]
-            bind = task.one_token_step(model)
-            assert bind is not None
-            step = bind()
-            for column in range(half, inputs.tokens.shape[1]):
-                token = inputs.columns(column, column + 1)
-                if by_forward:
-                    output = task.call(model, token, state)
-                    logits, state = output.logits, output.state
-                else:
-                    memory, own = state if task.takes_source else (None, state)
-                    logits, own = step(token.tokens, own, memory)
-                    state = (memory, own) if task.takes_source else own
-                outputs.append(logits)
-                if order is not None and column == half:
-                    rows = torch.tensor(order)
-                    state = tree_map(lambda tensor, rows=rows: tensor.index_select(0, rows), state)
-                    inputs = inputs.rows(order)
-        return torch.cat(outputs, 1)
-
-
-def linears(model: nn.Module) -> dict[str, nn.Linear]:
-    return {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
 
 
 def replace(model: nn.Module, name: str, module: nn.Module) -> None:
@@ -150,8 +116,11 @@ def test_what_is_put_in_place_of_linear_layers_acts_everywhere(part: int) -> Non
             for path, wrapper in wrappers.items():
                 merged.get_submodule(path).weight.add_((wrapper.down @ wrapper.up).T)  # type: ignore[operator, union-attr]
         computed = [tiny.logits, tiny.loss, tiny.trained_loss]
-        if tiny.decodes:
-            computed += [tiny.decoded, lambda model, tiny=tiny: tiny.decoded(model, [2, 0, 2])]
+        if decodes(wrapped):
+            computed += [
+                partial(decoded_of, inputs=tiny.inputs),
+                partial(decoded_of, inputs=tiny.inputs, rows=[2, 0, 2]),
+            ]
         for compute in computed:
             actual, expected = compute(wrapped), compute(merged)
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9, msg=lambda m, n=name: f"{n}: {m}")
@@ -185,42 +154,6 @@ def test_a_policy_acts_by_its_wrapped_layers(name: str) -> None:
     torch.testing.assert_close(torch.stack([step.values for step in steps], 1), output.values)
 
 
-def by_lora(model: Model) -> Callable[[], nn.Module]:
-    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    adapted = peft.get_peft_model(model, config)  # type: ignore[arg-type]
-    adapted.to(next(model.parameters()).dtype)
-    merge: Callable[[], nn.Module] = adapted.merge_and_unload
-    return merge
-
-
-def by_weight_norm(model: Model) -> Callable[[], nn.Module]:
-    layers = linears(model).values()
-    for layer in layers:
-        weight_norm(layer)
-        with torch.no_grad():
-            layer.parametrizations.weight.original0.mul_(1.3)  # type: ignore[union-attr, operator]
-
-    def merge() -> nn.Module:
-        for layer in layers:
-            parametrize.remove_parametrizations(layer, "weight")
-        return model
-
-    return merge
-
-
-def by_pruning(model: Model) -> Callable[[], nn.Module]:
-    layers = linears(model).values()
-    for layer in layers:
-        prune.random_unstructured(layer, "weight", 0.4)
-
-    def merge() -> nn.Module:
-        for layer in layers:
-            prune.remove(layer, "weight")
-        return model
-
-    return merge
-
-
 QUICK_OR_SLOW = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name in sorted(mf.recipes())
@@ -229,44 +162,17 @@ QUICK_OR_SLOW = [
 ]
 
 
-@pytest.mark.parametrize("change", [by_lora, by_weight_norm, by_pruning])
-@pytest.mark.parametrize("name", QUICK_OR_SLOW)
-def test_forward_decoding_and_the_merged_model_agree(name: str, change: Any) -> None:
-    tiny = Tiny.of(name)
-    plain = tiny.logits(tiny.model)
-    torch.manual_seed(0)
-    merge = change(tiny.model)
-    changed = tiny.logits(tiny.model.eval())
-    assert not torch.equal(changed, plain)
-    if tiny.decodes:
-        torch.testing.assert_close(tiny.decoded(tiny.model), changed, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(tiny.logits(merge().eval()), changed, rtol=1e-5, atol=1e-5)  # type: ignore[arg-type]
-
-
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", QUICK_OR_SLOW)
-def test_a_quantized_model_computes_and_decodes(name: str) -> None:
-    """Activations are scaled by those of one call, so that only calls of the same tokens agree."""
-    tiny = Tiny.of(name, torch.float32)
-    quantized = torch.ao.quantization.quantize_dynamic(tiny.model, {nn.Linear})
-    plain = tiny.logits(tiny.model)
-    assert 0 < (tiny.logits(quantized) - plain).norm() < plain.norm()
-    assert tiny.loss(quantized).isfinite()
-    # rows that exit after different layers are scaled together
-    if tiny.decodes and name not in ("calm", "early-exit-lm"):
-        steps, by_forward = tiny.decoded(quantized), tiny.decoded(quantized, by_forward=True)
-        torch.testing.assert_close(steps, by_forward, rtol=1e-5, atol=1e-5)
+def test_forward_decoding_and_the_merged_model_agree(name: str) -> None:
+    for column in ("LoRA", "weight_norm", "pruning", "quantization"):
+        assert ToolCell(name, column).result()["result"] == "right", column
 
 
 @pytest.mark.parametrize("name", ["mixtral", "transformer-lm", "transformer-xl"])
 def test_torchao_quantizes_weights(name: str) -> None:
-    torchao = pytest.importorskip("torchao.quantization", reason="pip install torchao")
-    tiny = Tiny.of(name, torch.float32)
-    plain = tiny.logits(tiny.model)
-    torchao.quantize_(tiny.model, torchao.Int8WeightOnlyConfig())
-    quantized = tiny.logits(tiny.model)
-    assert 0 < (quantized - plain).norm() < 0.1 * plain.norm()
-    torch.testing.assert_close(tiny.decoded(tiny.model), quantized, rtol=1e-5, atol=1e-5)
+    pytest.importorskip("torchao", reason="pip install torchao")
+    assert ToolCell(name, "torchao").result() == {"result": "right"}
 
 
 def test_decoding_that_is_bound_notices_hooks_and_adapters() -> None:
@@ -305,7 +211,7 @@ def test_what_a_hook_returns_takes_the_place_of_the_stream(hook: Any) -> None:
     for weight in out_proj.parameters():
         nn.init.zeros_(weight)
     layer.register_forward_hook(hook)
-    for compute in (tiny.logits, tiny.loss, tiny.decoded):
+    for compute in (tiny.logits, tiny.loss, partial(decoded_of, inputs=tiny.inputs)):
         torch.testing.assert_close(compute(tiny.model), compute(ablated))
 
 

@@ -9,7 +9,14 @@ from torch import nn
 
 import manyformer as mf
 from manyformer.base.errors import UserError
-from manyformer.config.published_sizes import ALIASES, NEAREST_RECIPES, PUBLISHED_SIZES, published_size
+from manyformer.cli.model_arguments import read_keywords
+from manyformer.config.published_sizes import (
+    ALIASES,
+    NEAREST_RECIPES,
+    PUBLISHED_SIZES,
+    nearest_recipe,
+    published_size,
+)
 from manyformer.nn.core import state_bytes
 from manyformer.recipes.parts.registry import build_on_meta, get_recipe
 
@@ -73,6 +80,33 @@ def test_a_published_model_without_a_recipe_is_answered_by_the_nearest(name: str
         get_recipe(name)
     assert {recipe for recipe, _ in NEAREST_RECIPES.values()} <= set(mf.recipes())
     assert not set(NEAREST_RECIPES) & set(mf.recipes())
+
+
+@pytest.mark.parametrize("family", sorted(NEAREST_RECIPES))
+def test_the_keywords_of_a_nearest_recipe_are_taken_by_it(family: str) -> None:
+    recipe, difference = NEAREST_RECIPES[family]
+    words = [word.strip(",;") for word in difference.split() if "=" in word]
+    # the same keyword twice is a choice
+    for word in words:
+        name, value = next(iter(read_keywords(get_recipe(recipe), [word]).items()))
+        assert get_recipe(recipe).signature.parameters[name].default != value, word
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("Phi-3-mini-4k-instruct", "llama"),
+        ("phi3", "llama"),
+        ("microsoft/phi-2", "compose"),
+        ("Qwen3-8B", "llama: take qk_norm=true"),
+        ("Qwen2.5-7B", "llama: take biases=qkv"),
+        ("gptj-6b", "compose"),
+        ("opus-mt", None),
+    ],
+)
+def test_a_version_of_a_family_is_answered_by_its_own_nearest_recipe(name: str, recipe: str | None) -> None:
+    sentence = nearest_recipe(name)
+    assert sentence is None if recipe is None else (sentence or "").startswith(f"the nearest recipe is {recipe}")
 
 
 def test_no_recipe_has_the_name_of_a_published_size() -> None:

@@ -11,9 +11,10 @@ from manyformer.analysis.own_models import build_tiny
 from manyformer.config import AdamWConfig
 from manyformer.models import Model
 from manyformer.nn.positions import Position
-from manyformer.nn.runtime.training_hooks import UndecayedParameters
+from manyformer.nn.runtime.training_hooks import UndecayedParameters, fused_row_parts
 from manyformer.recipes import recipe_names
-from manyformer.training.optimizers import make_optimizer, weight_decay_groups
+from manyformer.training.optimizers import make_optimizer
+from manyformer.training.parameter_rules import weight_decay_groups
 
 DECAYED = {
     # projections and convolutions
@@ -106,11 +107,18 @@ def test_an_output_tied_to_a_table_does_not_decay() -> None:
     assert not tied & decayed_names(model)
 
 
-def test_names_that_a_module_declares_are_its_parameters() -> None:
+def test_names_and_rows_that_a_module_declares_are_those_of_its_parameters() -> None:
     for recipe in recipe_names():
-        for module in build_tiny(recipe, {}, 0).modules():
+        model = build_tiny(recipe, {}, 0)
+        for module in model.modules():
             if isinstance(module, UndecayedParameters):
                 assert all(hasattr(module, name) for name in module.undecayed or ())
+        rows = {name: len(weight) for name, weight in model.named_parameters() if weight.ndim}
+        parts = fused_row_parts(model)
+        assert {name: sum(sizes) for name, sizes in parts.items()} == {name: rows[name] for name in parts}
+        # of compressed keys and values the rows of each head follow one another
+        whole = {name for name in rows if name.endswith("kv_proj.weight")} - parts.keys()
+        assert not whole or recipe.startswith("deepseek")
 
 
 def test_modules_of_others_declare_theirs() -> None:

@@ -3,7 +3,7 @@
 import errno
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,10 +151,13 @@ def test_a_damaged_checkpoint_is_left_out_of_the_average(tmp_path: Path) -> None
             flip(tmp_path / "run/checkpoints/step-00000012/model.safetensors")
 
     with pytest.MonkeyPatch.context() as patch:
-        average = TrainingEngine.average
-        patch.setattr(
-            TrainingEngine, "average", lambda self, folders: (averaged.extend(folders), average(self, folders))
-        )
+        average = TrainingEngine.average_checkpoints
+
+        def record(engine: TrainingEngine, folders: Sequence[Path]) -> None:
+            averaged.extend(folders)
+            average(engine, folders)
+
+        patch.setattr(TrainingEngine, "average_checkpoints", record)
         heard = Heard(damage)
         go(run, heard)
     assert [folder.name for folder in averaged] == ["step-00000008", "step-00000016"]
@@ -292,11 +295,11 @@ def test_average(tmp_path: Path) -> None:
     for name, model in (("a", a), ("b", b)):
         model.save(tmp_path / name)
     engine = TrainingEngine(c, AdamWConfig(lr=0.1), DDPStrategy())
-    engine.average([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
+    engine.average_checkpoints([tmp_path / "a", tmp_path / "b", tmp_path / "b"])
     assert c.embed.token.weight is c.head.weight
     for one, two, three in zip(a.parameters(), b.parameters(), c.parameters(), strict=True):
         torch.testing.assert_close(three, (one + 2 * two) / 3)
-    engine.average([tmp_path / "a"] * 4)
+    engine.average_checkpoints([tmp_path / "a"] * 4)
     assert all(torch.equal(x, y) for x, y in zip(a.parameters(), c.parameters(), strict=True))
 
 
@@ -320,6 +323,19 @@ def test_the_average_is_the_model_only_where_it_is_better(
         assert result.chosen_weights == said
         assert all(torch.equal(value, kept[1][name]) for name, value in final.items())
     assert result.scores["loss"] == min(of_average, 1.0)
+
+
+def test_a_run_that_stops_early_keeps_and_takes_its_best_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Task, "validation", scripted_validation([2.0, 1.0, 1.5, 1.2, 9.0]))
+    evaluate = {"every": 2, "patience": 2}
+    result = go(a_run(tmp_path / "run", evaluate=evaluate, save={"every": 100, "keep_last": 1}))
+    assert result.step == 8
+    assert result.reason == "2 evaluations in a row without a better one (evaluate.patience 2)"
+    assert result.chosen_weights == "those of step 4, the best"
+    names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert names == ["step-00000004", "step-00000008"]
 
 
 def test_batches_without_targets_are_harmless() -> None:

@@ -137,6 +137,37 @@ def test_two_with_shares_to_the_end(text: Path, tmp_path: Path) -> None:
     assert sum(weight.numel() for weight in result.load().parameters()) > 1000
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "context"])
+def test_muon_of_two_processes_learns_what_that_of_one_does(text: Path, tmp_path: Path, strategy: str) -> None:
+    """With weights whose rows two processes cannot divide evenly, saved, and gone on with by one process."""
+    common: dict[str, Any] = {
+        "model": {"dim": 18, "depth": 2, "heads": 2, "ff_dim": 33},
+        "data": {"kind": "text", "path": str(text), "tokenizer": "char", "length": 16, "packing": "concat"},
+        "optim": {"name": "muon", "normuon": 0.95},
+    }
+    alone = mf.train(a_run(text, tmp_path / "one", **common), on_event=silent)
+    two: dict[str, Any] = {"devices": 2, "strategy": strategy}
+    with pytest.raises(TrainingInterrupted):
+        mf.train(a_run(text, tmp_path / "two", **two, **common), on_event=asking(6, []))
+    result = mf.train(a_run(text, tmp_path / "two", **common), on_event=silent)
+    same(tmp_path / "two", alone)
+    assert result.scores == pytest.approx(alone.scores, rel=1e-5)
+
+
+def test_two_with_shares_of_a_moving_average(text: Path, tmp_path: Path) -> None:
+    """Interrupted and continued too, from shards: scores and the final model are those of one process."""
+    common: dict[str, Any] = {"ema": {"beta": 0.5, "warmup": False}}
+    alone = mf.train(a_run(text, tmp_path / "one", **common), on_event=silent)
+    run = a_run(text, tmp_path / "two", devices=2, strategy="fsdp", **common)
+    with pytest.raises(TrainingInterrupted):
+        mf.train(run, on_event=asking(6, []))
+    result = mf.train(run, on_event=silent)
+    same(tmp_path / "two", alone)
+    assert result.scores == pytest.approx(alone.scores, rel=1e-4)
+    assert "moving averages" in result.chosen_weights
+
+
 def test_a_mistake_is_told_once_and_in_a_sentence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match=r"nowhere\.txt"):
         mf.train(a_run(tmp_path / "nowhere.txt", tmp_path / "run", devices=2), on_event=silent)

@@ -8,16 +8,25 @@ import pytest
 import torch
 
 import manyformer as mf
-from manyformer.config import AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, OptimConfig, RunConfig
+from manyformer.config import (
+    AdadeltaConfig,
+    AdagradConfig,
+    AdamConfig,
+    AdamWConfig,
+    LimitsConfig,
+    OptimConfig,
+    RunConfig,
+)
 from manyformer.training.engine import set_learning_rate
 from manyformer.training.optimizers import (
     clip_each_gradient,
     make_optimizer,
     named_optimizer_state,
     restore_optimizer_state,
-    weight_decay_groups,
 )
-from manyformer.training.train_state import cosine, linear_warmup, make_schedule, make_warmup, noam
+from manyformer.training.parameter_rules import weight_decay_groups
+from manyformer.training.schedules import cosine, draw_rates, linear_warmup, make_schedule, make_warmup, noam
+from manyformer.training.train_state import RunAmounts
 
 
 def test_noam_of_the_paper() -> None:
@@ -209,3 +218,46 @@ def test_the_optimiser_goes_on_where_it_was(config: OptimConfig) -> None:
 
 def test_a_share_is_never_beyond_one() -> None:
     assert math.isclose(cosine(1.5, final_ratio=0.0), 0.0, abs_tol=1e-12)
+
+
+def wsd_rates(steps: int, **schedule: Any) -> list[float]:
+    run = a_run(optim={"lr": 1.0}, schedule={"name": "wsd", "warmup": 2, **schedule}, limits={"steps": steps})
+    rate = make_schedule(run, width=None)
+    return [rate(step, 0.0) for step in range(1, steps + 1)]
+
+
+def test_wsd_warms_up_stays_and_decays_to_a_last_step_above_0() -> None:
+    assert wsd_rates(10, decay_share=0.4) == pytest.approx([0.5, 1, 1, 1, 1, 1, 1, 0.75, 0.5, 0.25])
+    assert wsd_rates(10, decay_share=0.4, final_ratio=0.2)[6:] == pytest.approx([1, 0.8, 0.6, 0.4])
+    roots = [1, 1 - 0.25**0.5, 1 - 0.5**0.5, 1 - 0.75**0.5]
+    assert wsd_rates(10, decay_share=0.4, shape="1-sqrt")[6:] == pytest.approx(roots)
+    powers = [1, 0.1**0.25, 0.1**0.5, 0.1**0.75]
+    assert wsd_rates(10, decay_share=0.4, shape="exponential", final_ratio=0.1)[6:] == pytest.approx(powers)
+    # the share of 1 is linear to zero after the warm-up
+    assert wsd_rates(10, decay_share=1.0) == pytest.approx([0.5, 1, *(1 - done / 8 for done in range(8))])
+
+
+@pytest.mark.parametrize("limits", [{"minutes": 5}, {"tokens": 1000}, {"steps": 10**6, "minutes": 5}])
+def test_wsd_follows_the_progress_of_a_run_by_time_or_tokens(limits: dict[str, float]) -> None:
+    schedule = {"name": "wsd", "warmup": 10, "decay_share": 0.5}
+    rate = make_schedule(a_run(optim={"lr": 2.0}, schedule=schedule, limits=limits), width=None)
+    assert [rate(100, progress) for progress in (0.5, 0.75, 0.95)] == pytest.approx([2.0, 1.0, 0.2])
+
+
+def test_a_branch_decays_from_where_it_began() -> None:
+    schedule = {"name": "wsd", "warmup": 1, "decay_from": "now"}
+    run = a_run(optim={"lr": 1.0}, schedule=schedule, limits={"tokens": 1000}, branch_from="plateau")
+    rate = make_schedule(run, width=None, branch=RunAmounts(step=30, tokens=600))
+    assert [rate(100, progress) for progress in (0.6, 0.7, 0.9)] == pytest.approx([1.0, 0.75, 0.25])
+    through = wsd_rates(100, decay_share=0.3)
+    run = run.model_copy(update={"limits": LimitsConfig(steps=100)})
+    rate = make_schedule(run, width=None, branch=RunAmounts(step=70))
+    assert [rate(step, 0.0) for step in range(71, 101)] == through[70:]
+
+
+def test_the_drawing_shows_where_the_rate_is_high() -> None:
+    run = a_run(optim={"lr": 1.0}, schedule={"name": "wsd", "warmup": 2, "decay_share": 0.5}, limits={"steps": 8})
+    schedule = make_schedule(run, width=None)
+    assert draw_rates(schedule.sample(8)) == "▄████▆▄▂"
+    assert draw_rates([0.0, 1.0, 0.01]) == " █▁"
+    assert schedule.describe() == "up to 1 in 2 steps, then constant, after step 4 linear decay to 0 at step 8"

@@ -1,12 +1,7 @@
-"""`manyformer compare`: train and score several cases under equal conditions, and `advise`: what follows from a suite.
+"""`manyformer compare`: train and score several cases under equal conditions."""
 
-`advise` says which recipe to take for a task, a length and a memory, from the measured rows of a suite."""
-
-import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -24,11 +19,9 @@ from manyformer.cli.console import (
     status_line,
 )
 from manyformer.cli.options import AllOption, JsonOption, complete_comparisons, split_arguments, split_commas
-from manyformer.recipes.parts.cards import FAMILIES, listed_recipes
 
 if TYPE_CHECKING:
     from manyformer.analysis.comparisons import ComparisonResult
-    from manyformer.analysis.comparisons.advise import Advice, Candidate
     from manyformer.analysis.comparisons.suite_report import SuiteResult
     from manyformer.analysis.comparisons.suite_runner import SuiteOptions
     from manyformer.config.comparison import Comparison
@@ -225,156 +218,3 @@ def _result_page(result: "ComparisonResult | SuiteResult") -> Iterator[Block]:
     yield from (f"note: {line}" for line in result.notes)
     yield from result.claims
     yield from (f"wrote {file}" for file in result.files)
-
-
-ADVICE_WIDTH = 79
-MOST_ROWS = 15
-"""The most measured rows that are shown within a screen."""
-
-_UNITS = {"kB": 1_000, "MB": 1_000_000, "GB": 1_000_000_000}
-
-
-@command(
-    JUDGE,
-    "manyformer advise --length 16000 --task recall",
-    "manyformer advise --length 16000 --memory 10MB",
-    "manyformer advise --length 4096 --results comparisons/suite-full --json",
-)
-def advise(
-    *,
-    length: Annotated[
-        int | None, Option(min=1, help="Tokens of the sequences; asked for on a terminal.", show_default=False)
-    ] = None,
-    task: Annotated[
-        str | None,
-        Option(
-            help="A task of the suite, an ability such as recall, or a task of `manyformer list --task`; all without "
-            "it.",
-            show_default=False,
-        ),
-    ] = None,
-    memory: Annotated[
-        str | None,
-        Option(help="The most memory for the state of one sequence, such as 500kB, 10MB or 1GB.", show_default=False),
-    ] = None,
-    results: Annotated[
-        str | None,
-        Option(
-            help="The folder of a suite, or its results.json; else that of suite/full or suite/quick, or the results "
-            "of suite/full that come with the package.",
-            show_default=False,
-        ),
-    ] = None,
-    show_all: Annotated[bool, Option("--all", help="All measured rows that fit instead of three candidates.")] = False,
-) -> Output:
-    """Advise three recipes for a task, a length and a memory, with the measured rows of a suite that this rests on.
-
-    Scores are those of the suite's models; nothing is extrapolated but the size of the state for decoding, which
-    follows from the model. A star marks the best case of a task and those that are not significantly worse.
-    """
-    from manyformer.analysis.comparisons.advise import advise as choose
-    from manyformer.analysis.comparisons.advise import best_candidates, read_results
-    from manyformer.analysis.comparisons.suite_runner import find_results
-
-    memory_bytes = None if memory is None else _parse_bytes(memory)
-    if length is None:
-        length = _asked_length()
-    if task in {listed.card.task.name for listed in listed_recipes().values()} - {"language-model"}:
-        return _unmeasured_advice(task, length)
-    if task == "language-model":
-        # the suite measures language models alone
-        task = None
-    suite = read_results(find_results() if results is None else Path(results))
-    advice = choose(suite, length=length, task=task, memory=memory_bytes)
-    candidates = best_candidates(advice)
-    value = {
-        "suite": suite.name,
-        "candidates": candidates,
-        "rows": advice.rows,
-        "excluded": advice.excluded,
-        "limits": advice.limits,
-    }
-    return Output(value, _advice_page(advice, length) if show_all else _candidates_page(advice, candidates, length))
-
-
-def _asked_length() -> int:
-    """The length that a person types. Raises UserError where nobody can be asked, and for what is no length."""
-    if not sys.stdin.isatty():
-        raise UserError("advise needs --length, the tokens of your sequences, such as --length 4096")
-    print_note("How many tokens do your sequences have?")
-    text = input()
-    if not text.strip().isdecimal() or int(text) < 1:
-        raise UserError(f"'{text}' is no number of tokens, such as 4096")
-    return int(text)
-
-
-def _unmeasured_advice(task: str | None, length: int) -> Output:
-    """Three recipes of a task that no suite measures, of different families, by what their cards say."""
-    from manyformer.analysis.comparisons.advise import MOST_CANDIDATES, Candidate
-
-    fitting = [listed.card for listed in listed_recipes().values() if listed.card.task.name == task]
-    by_family = {card.family: card for card in sorted(fitting, key=lambda card: -(card.year or 0))}
-    families = [family for family in FAMILIES if family in by_family]
-    chosen = [Candidate(by_family[family].name, by_family[family].cost, None) for family in families[:MOST_CANDIDATES]]
-    limit = f"no recipe for {task} was measured: these are one of each family, by the growth that their cards state"
-    page = [textwrap.fill(f"note: {limit}", ADVICE_WIDTH), f"for {task} at {length:,} tokens:", ""]
-    for candidate in chosen:
-        card = next(card for card in fitting if card.name == candidate.recipe)
-        page.append(textwrap.fill(f"{card.name}: {FAMILIES[card.family]}; cost {card.cost}", ADVICE_WIDTH))
-    names = " ".join(candidate.recipe for candidate in chosen)
-    page += ["", "measure them here:", f"manyformer bench {names} --lengths {length}"]
-    value = {"candidates": chosen, "rows": [], "excluded": {}, "limits": [limit]}
-    return Output(value, page)
-
-
-def _candidates_page(advice: "Advice", candidates: "list[Candidate]", length: int) -> Iterator[Block]:
-    """What the advice rests on, then three candidates with their reasons, and the rows that were measured."""
-    yield from (textwrap.fill(f"note: {limit}", ADVICE_WIDTH, break_on_hyphens=False) for limit in advice.limits)
-    if not candidates:
-        yield "\nnothing that was measured fits; a larger --memory, or --all for what was left out"
-        return
-    yield ""
-    for number, candidate in enumerate(candidates, 1):
-        keywords = candidate.row.keywords if candidate.row else {}
-        state = candidate.row.state_bytes if candidate.row else None
-        size = "no state for decoding" if state is None else f"a state of {state / 1000:,.1f} kB at {length:,} tokens"
-        sizes = " ".join(f"{name}={value}" for name, value in keywords.items())
-        text = f"{number}. {candidate.recipe}: {candidate.reason}; {size}. Measured with {sizes or 'its defaults'}."
-        yield textwrap.fill(text, ADVICE_WIDTH, subsequent_indent="   ", break_on_hyphens=False, max_lines=4)
-    yield ""
-    names = {candidate.row.case for candidate in candidates if candidate.row}
-    rows = [(row.task, row.case, f"{row.score:.4g}", "*" * row.is_best) for row in advice.rows if row.case in names]
-    yield PageTable(("task", "case", "score", "best"), rows[:MOST_ROWS], right=(2,))
-    if len(rows) > MOST_ROWS:
-        yield f"... {len(rows) - MOST_ROWS} more rows of these"
-    yield f"\n--all shows all {len(advice.rows)} rows and what was left out ({len(advice.excluded)})."
-
-
-def _advice_page(advice: "Advice", length: int) -> Iterator[Block]:
-    rows = []
-    for row in advice.rows:
-        longest = "–"
-        if row.longest_score is not None:
-            longest = f"{row.longest_score:.4g}"
-        state = "–"
-        if row.state_bytes is not None:
-            state = f"{row.state_bytes / 1000:,.1f}"
-        rows.append((row.task, f"{row.case}{' *' * row.is_best}", f"{row.score:.4g}", longest, state))
-    headers = ("task", "case", "score", "at the greatest length", f"state kB at {length:,}")
-    yield PageTable(headers, rows, right=(2, 3, 4))
-    yield ""
-    yield from (f"left out: {case}, {reason}" for case, reason in advice.excluded.items())
-    yield from (f"note: {limit}" for limit in advice.limits)
-
-
-def _parse_bytes(text: str) -> int:
-    """The bytes that a text such as 10MB means. Raises UserError."""
-    for unit, factor in _UNITS.items():
-        if text.endswith(unit):
-            try:
-                number = float(text.removesuffix(unit))
-            except ValueError:
-                break
-            if 0 < number < float("inf"):
-                return int(number * factor)
-    raise UserError(f"--memory ('{text}') must be a number with a unit: 500kB, 10MB or 1GB")

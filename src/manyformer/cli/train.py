@@ -46,6 +46,12 @@ def train(
     dry_run: Annotated[
         bool, Option("--dry-run", help="Print the run and summaries of its model and data, and stop.")
     ] = False,
+    every_weight: Annotated[
+        bool, Option("--all", help="With --dry-run: name every weight, its optimizer and the rule that chose it.")
+    ] = False,
+    find_lr: Annotated[
+        bool, Option("--find-lr", help="Try growing learning rates for some steps, suggest one, draw the loss, stop.")
+    ] = False,
     fresh: Annotated[bool, Option("--fresh", help="Start over; an existing run's folder is renamed.")] = False,
     quiet: Annotated[bool, Option("--quiet", "-q", help="Print only the result.")] = False,
     as_json: Annotated[bool, Option("--json", help="Print the result as JSON; the progress goes to stderr.")] = False,
@@ -61,8 +67,16 @@ def train(
         typer.echo(context.get_help(), nl=False)
         return
     run = _read(target, overrides)
+    if every_weight and not dry_run:
+        raise UserError("--all names weights where nothing is trained: it needs --dry-run")
     if wants_help:
         _print_settings(str(target), run)
+    elif find_lr:
+        if print_config or dry_run or fresh:
+            raise UserError("--find-lr tries rates and stops: it goes with none of --print-config, --dry-run, --fresh")
+        from manyformer.cli.train_output import print_rate_test
+
+        print_rate_test(run, as_json=as_json)
     elif print_config or dry_run:
         from manyformer.config import dump_run
 
@@ -76,7 +90,7 @@ def train(
         if dry_run:
             from manyformer.cli.train_output import print_summary
 
-            print_summary(run)
+            print_summary(run, every_weight=every_weight)
     else:
         _train(run, fresh=fresh, quiet=quiet, as_json=as_json)
 
@@ -95,7 +109,7 @@ def _print_settings(target: str, run: "RunConfig") -> None:
     from manyformer.recipes import get_recipe
 
     recipe = get_recipe(run.recipe)
-    options = "[--dry-run] [--print-config] [--fresh] [--quiet] [--json]"
+    options = "[--dry-run [--all]] [--print-config] [--find-lr] [--fresh] [--quiet] [--json]"
     print_result(f"Usage: manyformer train {target} [KEY=VALUE]... {options}", "")
     print_result(f"{recipe.card.name}: {recipe.card.title}. {recipe.card.summary}")
     rows = describe_settings(run, recipe.signature)

@@ -28,7 +28,8 @@ class ComparisonFile(ConfigSection):
     sweep: Annotated[dict[str, list[JsonValue]], Field(max_length=1)] = Field(default_factory=dict)
     """One setting of the run and several values: the trained models are scored under each of them."""
     trials: dict[str, Annotated[list[JsonValue], Field(min_length=1)]] = Field(default_factory=dict)
-    """Settings of the run, each with several values: every case is trained with each combination of them."""
+    """Settings of the run, each with several values: every case is trained with each combination of them. A case may
+    have `trials` of its own in their place, such as other learning rates for another optimizer."""
     select: Literal["best", "all"] = "best"
     """What becomes of the trials of a case: `best` trains all of them with the first seed, and the one with the best
     first score on the validation data with the other seeds; with `all` each is a case, trained with every seed."""

@@ -216,7 +216,9 @@ class CaseReader:
         """The case with its trials, or a case for each of them; empty after an error."""
         layers, trained_by = self._case_layers(name)
         trials = [
-            trial for combination in self._trial_settings() if (trial := self._read_trial(name, layers, combination))
+            trial
+            for combination in self._trial_settings(name)
+            if (trial := self._read_trial(name, layers, combination))
         ]
         if not trials:
             return []
@@ -229,10 +231,26 @@ class CaseReader:
             return [case]
         return [_single_trial(case, trial) for trial in trials]
 
-    def _trial_settings(self) -> Iterator[dict[str, Any]]:
-        """The combinations of the values of all trials; one empty combination without trials."""
-        for values in itertools.product(*self.file.trials.values()):
-            yield dict(zip(self.file.trials, values))
+    def _trial_settings(self, name: str) -> Iterator[dict[str, Any]]:
+        """The combinations of the values of all trials, the case's own or the file's; one empty one without trials."""
+        trials: dict[str, list[Any]] = dict(self.file.trials)
+        # a case that uses the weights of another has its trials
+        for case_name in (name, str((self.settings.data[name] or {}).get("trained"))):
+            case = self.settings.data.get(case_name) or {}
+            if "trials" in case:
+                trials = self._check_trials(case_name, case["trials"])
+                break
+        for values in itertools.product(*trials.values()):
+            yield dict(zip(trials, values))
+
+    def _check_trials(self, name: str, trials: Any) -> dict[str, list[Any]]:
+        """The trials of a case; none after an error."""
+        if isinstance(trials, dict) and all(isinstance(values, list) and values for values in trials.values()):
+            return trials
+        location = self.settings.location_of((name, "trials"))
+        message = f"must be settings with a list of values each, not {format_value(trials)}"
+        self.errors.append(location.format_error(f"{name}.trials", message))
+        return {}
 
     def _read_trial(self, name: str, layers: list[SettingLayer], settings: dict[str, Any]) -> CaseTrial | None:
         changes = [f"{setting}={json.dumps(value)}" for setting, value in settings.items()]
@@ -277,9 +295,10 @@ class CaseReader:
     def _case_layers(self, name: str) -> tuple[list[SettingLayer], str | None]:
         """The layers of a case above those of its `trained` case and the base run, and the name of that case."""
         cases = self.settings.data
-        # a copy, from which `trained` is taken
+        # a copy, from which `trained` and the trials are taken
         case_layer = SettingLayer(dict(cases[name] or {}), self.settings.locations_below((name,)))
         trained_by = case_layer.data.pop("trained", None)
+        case_layer.data.pop("trials", None)
         own_layer, _ = split_extends(case_layer, [])
         if trained_by is None:
             return [*self._base_layers_for(case_layer.data.get("recipe")), own_layer], None

@@ -81,31 +81,64 @@ ALIASES = {
 }
 """Other names of published sizes."""
 
+READ_BY_IMPORT = "`manyformer import` reads its folders"
+
 NEAREST_RECIPES = {
-    "albert": ("bert", "its layers share one set of weights"),
-    "bart": ("transformer", "its positions are learned and its activation is GELU"),
-    "bloom": ("alibi", "it has a norm behind the embedding"),
-    "deberta": ("bert", "its attention scores positions apart from contents"),
-    "deit": ("vit", "it has a second token, which learns from a teacher"),
-    "distilbert": ("bert", "it has 6 layers and no sentence types: depth=6 sentence_types=1"),
-    "electra": ("bert", "it learns to tell replaced tokens"),
-    "falcon": ("llama", "attention and feed-forward run side by side, with LayerNorm and GELU"),
-    "gemma": ("llama", "its embedding is scaled and its activation is GELU"),
-    "gpt-3": ("transformer-lm", "every second layer attends to a window"),
-    "gpt-j": ("compose", "attention and feed-forward run side by side; take position=rope"),
-    "gpt-neox": ("compose", "attention and feed-forward run side by side; take position=rope"),
-    "hyena": ("mamba", "it mixes tokens by long convolutions"),
-    "marian": ("transformer", "its biases and activation are those of its settings"),
-    "opt": ("transformer-lm", "its activation is ReLU"),
-    "phi": ("llama", "attention and feed-forward run side by side"),
-    "pythia": ("compose", "attention and feed-forward run side by side; take position=rope"),
-    "qwen": ("llama", "its queries, keys and values have biases"),
+    "albert": ("bert", "its layers share one set of weights, and its embedding of 128 channels is projected"),
+    "bart": (
+        "transformer",
+        "with position=learned embedding_norm=true scaled_embedding=false activation=gelu output_bias=true it is the "
+        f"same, and {READ_BY_IMPORT}",
+    ),
+    "bloom": ("alibi", "it has a norm behind the embedding, and its activation is GELU by tanh"),
+    "deberta": (
+        "bert",
+        "its scores have parts from contents to relative positions and back, and no absolute positions",
+    ),
+    "deit": ("vit", f"distillation_token=unread gives it the second token, and {READ_BY_IMPORT}"),
+    "distilbert": ("bert", f"it has 6 layers, depth=6, and no types of sentences; {READ_BY_IMPORT}"),
+    "electra": ("bert", "it learns to tell replaced tokens, and its small sizes project an embedding of 128 channels"),
+    "falcon": (
+        "compose",
+        "attention and feed-forward run side by side; take position=rope kv_heads=1, for the sizes with ALiBi "
+        "position=alibi",
+    ),
+    "gemma": (
+        "llama",
+        "take scaled_embedding=true tied=true ff_activation=gelu-tanh; its norms multiply by 1 + w, and later versions "
+        f"have windows and caps; {READ_BY_IMPORT}",
+    ),
+    "gpt-3": ("transformer-lm", "every second layer attends to a band, as in sparse-transformer"),
+    "gpt-j": ("compose", "attention and feed-forward run side by side, from one norm; take position=rope"),
+    "gpt-neox": ("compose", "attention and feed-forward run side by side, each from its own norm; take position=rope"),
+    "hyena": ("mamba", "it mixes tokens by long convolutions and gates, and keeps no state of constant size"),
+    "marian": (
+        "transformer",
+        f"with position=sinusoid-halves activation=silu output_bias=true it is the same, and {READ_BY_IMPORT}",
+    ),
+    "opt": ("compose", "take position=learned feedforward=relu; the size of 350M normalizes behind each branch"),
+    "phi": (
+        "compose",
+        "attention and feed-forward run side by side, from one norm, and a part of each head is rotated; take "
+        "position=rope",
+    ),
+    "phi-3": ("llama", READ_BY_IMPORT),
+    "phi-4": ("llama", READ_BY_IMPORT),
+    "pythia": ("compose", "attention and feed-forward run side by side, each from its own norm; take position=rope"),
+    "qwen": ("llama", f"take biases=qkv; {READ_BY_IMPORT}"),
+    "qwen3": ("llama", f"take qk_norm=true, without biases; {READ_BY_IMPORT}"),
     "s4": ("mamba", "its state space does not depend on the token"),
     "swin": ("vit", "it attends within windows that shift, on several scales"),
-    "whisper": ("speech-transformer", "it is larger and reads log-mel frames of 30 s"),
-    "xlnet": ("transformer-xl", "it predicts tokens in permuted orders"),
+    "whisper": (
+        "speech-transformer",
+        "it reads log-mel frames of 30 s through two convolutions along time, and its decoder has learned positions",
+    ),
+    "xlnet": ("transformer-xl", "it predicts tokens in permuted orders, with attention in two streams"),
 }
-"""Families of published models without a recipe of that name: the nearest one, and in what the model differs."""
+"""Families of published models without a recipe of that name: the nearest one, and in what the model differs.
+
+Read against the configuration and the model of each family in transformers 5.24, and of those that it does not have
+against their papers: GPT-3 (arXiv:2005.14165, section 2.1), Hyena (arXiv:2302.10866), S4 (arXiv:2111.00396)."""
 
 
 def published_size(name: str) -> PublishedSize | None:
@@ -118,7 +151,8 @@ def nearest_recipe(name: str) -> str | None:
     plain = name.lower().rpartition("/")[2]
     # the longest, because of gpt-neox and others that begin alike
     for family in sorted(NEAREST_RECIPES, key=len, reverse=True):
-        if re.match(rf"{family}(?![a-z])", plain.replace("gptj", "gpt-j").replace("gpt3", "gpt-3")):
+        # gptj and phi3 are the same as gpt-j and phi-3
+        if re.match(rf"{family.replace('-', '-?')}(?![a-z])", plain):
             recipe, difference = NEAREST_RECIPES[family]
             return f"the nearest recipe is {recipe}: {difference}"
     return None

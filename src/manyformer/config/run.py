@@ -19,21 +19,30 @@ from manyformer.config.section import (
 from manyformer.config.training_sections import (
     DEFAULT_LR,
     DEFAULT_WARMUP,
+    MATCHED_LR,
+    AdadeltaConfig,
+    AdafactorConfig,
+    AdagradConfig,
     AdamWConfig,
     BatchConfig,
     CosineSchedule,
+    EmaConfig,
     EvaluateConfig,
     LimitsConfig,
     LogConfig,
     LoraConfig,
     LossConfig,
+    MuonConfig,
+    MupConfig,
     NoamSchedule,
     OptimConfig,
     SaveConfig,
     ScheduleConfig,
     TransferConfig,
+    WSDSchedule,
 )
 
+LayerNumbers = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 MAX_DEVICES = 1024
 """The most processes that one command starts."""
 
@@ -78,6 +87,10 @@ class RunConfig(ConfigSection):
     """Low-rank adapters that are trained instead of the weights, such as `{rank: 8, parts: [q_proj, kv_proj]}`."""
     transfer: TransferConfig = TransferConfig()
     """Attention transfer from the weights of `init_from`, before the first step."""
+    branch_from: PathText | None = None
+    """A run, or one of its checkpoints (RUN/checkpoints/step-00000800), from which this run goes on in a folder of its
+    own, with the weights, the optimizer, the counters, the place in the data and the random numbers of that moment;
+    other limits, rates and schedules are allowed. null means a run of its own."""
     batch: BatchConfig = BatchConfig()
     """The size of a training step."""
     limits: LimitsConfig = LimitsConfig(steps=2000)
@@ -86,6 +99,10 @@ class RunConfig(ConfigSection):
     """When the validation data is scored."""
     save: SaveConfig = SaveConfig()
     """When checkpoints are written and which are kept."""
+    mup: MupConfig = MupConfig()
+    """Learning rates that transfer over widths."""
+    ema: EmaConfig = EmaConfig()
+    """A moving average of the weights."""
     log: LogConfig = LogConfig()
     """What is logged during training."""
     trackers: Annotated[tuple[Literal["tensorboard", "wandb", "mlflow"], ...], TupleOrText] = ()
@@ -94,10 +111,21 @@ class RunConfig(ConfigSection):
     precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Arithmetic of the forward pass: auto means bfloat16 on a CUDA device that has it, else float32. Weights stay
     float32. With `float16` the loss is scaled, so that small gradients do not become 0."""
-    compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the model with torch.compile: auto means on CUDA devices alone."""
-    activation_checkpointing: bool = False
-    """Compute activations again in the backward pass instead of keeping them: less memory, more time."""
+    tf32: Literal["auto", "on", "off"] = "auto"
+    """Whether products of float32 may be rounded to TF32 on a CUDA device: auto means in runs in half precision alone,
+    where autocast leaves some operations in float32."""
+    deterministic: bool = False
+    """Use only operations that repeat their results to the last bit (`torch.use_deterministic_algorithms`); one that
+    cannot ends the run in a sentence."""
+    compile: Literal["auto", "on", "off", "layers"] = "auto"
+    """Compile the model with torch.compile: auto means on CUDA devices alone. `layers` compiles each layer by itself:
+    equal layers are compiled once, so that deep models begin sooner."""
+    activation_checkpointing: Annotated[
+        bool | PositiveInt | LayerNumbers, accepted_forms("true, false, K for every K-th layer, or a list of layers")
+    ] = False
+    """Compute activations again in the backward pass instead of keeping them: less memory, more time. True means those
+    of every layer, a number K those of every K-th one, a list those of these layers, counted from 1 through the model.
+    """
     seed: NonNegativeInt = 0
     """Decides initial weights, dropout and the order of the data."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
@@ -137,12 +165,33 @@ class RunConfig(ConfigSection):
         if isinstance(self.schedule, NoamSchedule) and self.optim.lr is not None:
             message = "noam sets the learning rate itself; leave optim.lr out or null, and change schedule.scale"
             yield SettingConflict(("optim", "lr"), message, ("schedule.name",))
+        if isinstance(self.schedule, NoamSchedule) and isinstance(self.optim, MuonConfig):
+            message = "noam sets one learning rate, and Muon has two, for matrices and for all else; choose another"
+            yield SettingConflict(("schedule", "name"), message, ("optim.name",))
+        if not isinstance(self.optim, MuonConfig) and any(group.optimizer for group in self.optim.groups):
+            message = "an optimizer of a group is one of Muon's two: it needs optim.name=muon"
+            yield SettingConflict(("optim", "groups"), message, ("optim.name",))
+        without_decay = isinstance(self.optim, AdagradConfig | AdadeltaConfig)
+        if without_decay and any(group.weight_decay is not None for group in self.optim.groups):
+            message = f"{self.optim.name} has no weight decay"
+            yield SettingConflict(("optim", "groups"), message, ("optim.name",))
+        if isinstance(self.optim, AdafactorConfig) and self.strategy == "fsdp":
+            message = "must not be fsdp with adafactor, which needs whole rows and columns"
+            yield SettingConflict(("strategy",), message, ("optim.name",))
         steps = self.limits.steps
         warmup = self.schedule.warmup
         if steps is not None and warmup is not None and warmup >= steps:
             reason = "the rate would never reach its peak"
             message = f"{warmup} steps of warm-up do not fit in limits.steps {steps}; {reason}"
             yield SettingConflict(("schedule", "warmup"), message, ("limits.steps",))
+        if isinstance(self.schedule, WSDSchedule) and self.schedule.decay_from and self.branch_from is None:
+            message = "needs branch_from: the rate decays from the checkpoint of another run"
+            yield SettingConflict(("schedule", "decay_from"), message, ("branch_from",))
+        if self.mup.base_width is not None:
+            yield from self._mup_conflicts()
+        if self.ema.beta is not None and self.save.average_last:
+            message = "must be 0 with ema.beta: the final model has one average or the other"
+            yield SettingConflict(("save", "average_last"), message, ("ema.beta",))
         random = "needs init_from: random weights would stay random"
         for name in ("frozen", "frozen_layers"):
             if getattr(self, name) and self.init_from is None:
@@ -174,6 +223,18 @@ class RunConfig(ConfigSection):
         if self.strategy == "context":
             yield from self._context_conflicts()
 
+    def _mup_conflicts(self) -> Iterator[SettingConflict]:
+        """What the transfer of rates over widths does not allow."""
+        if self.optim.name not in ("adamw", "adam"):
+            message = f"its rules are those of adamw and adam; {self.optim.name} has others"
+            yield SettingConflict(("mup", "base_width"), message, ("optim.name",))
+        if self.schedule.name == "noam":
+            message = "noam's rate follows the width by a rule of its own; set schedule.name=cosine"
+            yield SettingConflict(("mup", "base_width"), message, ("schedule.name",))
+        if self.init_from is not None:
+            message = "is about first weights and their rates, and init_from brings trained ones; leave one of them out"
+            yield SettingConflict(("mup", "base_width"), message, ("init_from",))
+
     def _context_conflicts(self) -> Iterator[SettingConflict]:
         """What strategy=context does not allow."""
         data = self.data
@@ -195,11 +256,19 @@ def _is_noam(schedule: Any) -> bool:
 
 def _with_default_lr(optim: Any) -> Any:
     if isinstance(optim, OptimConfig) and optim.lr is None:
-        return optim.model_copy(update={"lr": DEFAULT_LR[optim.name]})
+        return optim.model_copy(update={"lr": _default_lr(optim.model_dump())})
     if isinstance(optim, dict) and optim.get("lr") is None:
-        name = optim.get("name", AdamWConfig().name)
+        rate = _default_lr(optim)
         # a name that no optimizer has is refused with the section
-        if isinstance(name, str) and name in DEFAULT_LR:
-            return {**optim, "lr": DEFAULT_LR[name]}
-        return optim
+        if rate is not None:
+            return {**optim, "lr": rate}
     return optim
+
+
+def _default_lr(optim: dict[str, Any]) -> float | None:
+    name = optim.get("name", AdamWConfig().name)
+    if name == "muon" and optim.get("scale") == "match_rms_adamw":
+        return MATCHED_LR
+    if isinstance(name, str):
+        return DEFAULT_LR.get(name)
+    return None

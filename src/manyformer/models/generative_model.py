@@ -105,6 +105,8 @@ class GenerativeModel(Model[B]):
         self.head = head
         self.auxiliary = auxiliary
         self.vocab = head.classes
+        # layers that look tokens up get their ids with the positions
+        self.reads_token_ids = any(getattr(module, "reads_token_ids", False) for module in stack.modules())
         separate_places(self)
 
     def init_state(self, batch: int, *, capacity: int | None = None) -> ModelState:
@@ -155,6 +157,8 @@ class GenerativeModel(Model[B]):
         self.check_length(tokens.shape[1])
         positions, _ = positions_of(tokens, segments, None, layout)
         stack = self.decoder_stack
+        if self.reads_token_ids:
+            positions = positions.of_tokens(tokens)
         ctx = Context(positions, memory)
         assert isinstance(stack, LayeredStack)
         outputs = stack.layer_outputs(self.decoder_embed(tokens, positions), ctx)
@@ -184,6 +188,10 @@ class GenerativeModel(Model[B]):
             begin, end = self.column_span(tokens.shape[1])
             tokens = tokens[:, begin:end]
             positions = positions.columns(begin, end)
+        if self.reads_token_ids:
+            if inputs_embeds is not None:
+                raise UserError("layers of this model look tokens up: give their ids, inputs_embeds do not tell them")
+            positions = positions.of_tokens(tokens)
         ctx = Context(positions, memory, watch)
         x = embed(tokens if inputs_embeds is None else inputs_embeds, positions)
         y, body, loss = apply_layer(stack, x, ctx, state and state.body)
@@ -326,6 +334,7 @@ def next_token_step(model: GenerativeModel[Any]) -> NextTokenFn:
     embed_step = callable_of(model.decoder_embed)
     step = _logits_step(model.decoder_stack, model.head)
     positions_at = _PositionTable()
+    reads_token_ids = model.reads_token_ids
     parts = ModuleParts(model)
     bound_again: NextTokenFn | None = None
 
@@ -347,6 +356,8 @@ def next_token_step(model: GenerativeModel[Any]) -> NextTokenFn:
             # all rows are one document of equal length, whose next position the host knows
             positions = positions_at(start, rows, tokens.device)
             tail = StreamTail(position_ids, segment_ids, start + 1, start + 1, aligned)
+        if reads_token_ids:
+            positions = positions.of_tokens(tokens)
         logits, body_state = step(embed_step(tokens, positions), Context(positions, memory), state.body)
         return logits, type(state)(body_state, tail)
 

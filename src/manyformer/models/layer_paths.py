@@ -15,6 +15,7 @@ from manyformer.models.generative_model import GenerativeModel
 from manyformer.nn.core import Layer
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
 from manyformer.nn.residual import Residual
+from manyformer.nn.streams import StreamLayer
 
 PACKAGE = Path(__file__).parents[1]
 NAMES_SHOWN = 2
@@ -86,7 +87,13 @@ def explain_paths(model: nn.Module, inputs: Sequence[Any]) -> Explanation:
         with torch.no_grad():
             kernels = _kernel_paths(model, lambda: model(*inputs))
         paths = _phase_paths(model, inputs)
-        stream = [name for name, module in model.named_modules() if isinstance(module, Residual | SourceEmbedding)]
+        # branches whose outputs a stack writes itself are not called as modules
+        written = {part for module in model.modules() if isinstance(module, StreamLayer) for part in module.modules()}
+        stream = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, Residual | SourceEmbedding) and module not in written
+        ]
         return Explanation(kernels, list(_layer_paths(model, paths)), paths.undecoded, stream)
 
 

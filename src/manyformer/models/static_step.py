@@ -69,6 +69,7 @@ def static_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, posi
     for module in body.modules():
         if reason := getattr(module, "no_static_step", None):
             raise NotStaticError(reason)
+    reads_token_ids = any(getattr(module, "reads_token_ids", False) for module in body.modules())
 
     def step(tokens: Tensor, state: StaticModelState, memory: MemorySequence | None) -> tuple[Tensor, StaticModelState]:
         tail = state.tail
@@ -79,6 +80,8 @@ def static_token_step(embed: TokenEmbedding, body: Layer, head: OutputHead, posi
             ids.index_copy_(1, column[:1], new[:, None])
         layout = StepLayout(column, TokenPositions(tail.key_position_ids, tail.key_segment_ids), position_limit)
         positions = TokenPositions(position_ids[:, None], tail.segment_ids[:, None], layout)
+        if reads_token_ids:
+            positions = positions.of_tokens(tokens)
         y, body_state, _ = body(embed(tokens, positions), Context(positions, memory), state.body)
         logits: Tensor = head(y)
         return logits, StaticModelState(body_state, tail._replace(position_ids=position_ids, column=column))

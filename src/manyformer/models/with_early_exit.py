@@ -145,7 +145,9 @@ def with_early_exit(model: M, config: EarlyExitConfig) -> M:
     head = model.head
     depth = sum(name.isdigit() for name, _ in body.named_children())
     if config.classifier_sharing == "per-layer":
-        copies = [copy.deepcopy(head) for _ in range(depth - 1)]
+        # tensors without numbers belong to a mode, which is not to be copied with them
+        modes = [getattr(weight, "fake_mode", None) for weight in head.parameters()]
+        copies = [copy.deepcopy(head, {id(mode): mode for mode in modes if mode is not None}) for _ in range(depth - 1)]
     else:
         copies = []
     # the head of the model is that of the last layer, so that without exits nothing changes
@@ -181,6 +183,8 @@ def _check_stack(body: Layer) -> Chain:
     """The stack as a chain of numbered layers. Raises UserError for any other."""
     if not isinstance(body, Chain):
         raise UserError(f"early exit needs a Chain of layers, and a {type(body).__name__} is none")
+    if any(getattr(module, "reads_token_ids", False) for module in body.modules()):
+        raise UserError("early exit copies streams to the layers above, and these look tokens up: leave that out")
     if not any(name.isdigit() for name, _ in body.named_children()):
         kinds = ", ".join(type(layer).__name__ for layer in body.children())
         raise UserError(f"early exit needs a chain of numbered layers, and this stack is one {kinds}")

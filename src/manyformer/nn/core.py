@@ -210,6 +210,13 @@ SUMMARY_ROLE = -1
 """The role of a summary token, which precedes a text and belongs to none; tokens of a text never have it."""
 
 
+class FirstValues:
+    """The values of the lowest attention layer of one call, which it leaves here for the layers above."""
+
+    def __init__(self) -> None:
+        self.values: Float[Tensor, "b g l f"] | None = None
+
+
 class TokenPositions(NamedTuple):
     """Positions, documents and roles of tokens; caches, memories and gathers carry them along with the tokens.
 
@@ -219,7 +226,8 @@ class TokenPositions(NamedTuple):
     where the model was given dependency trees, `edges` where tokens are nodes of graphs, `pair_scores` where a model
     computes the scores of each query with all tokens of its row once for all layers. `roles` is a number that masks
     may select, such as `GLOBAL_ROLE`; None means 0 for every token. `part_ids` is the part of its document, such as a
-    sentence, that a token belongs to, -1 or None for no part."""
+    sentence, that a token belongs to, -1 or None for no part. `token_ids` are set where a layer looks tokens up
+    (`reads_token_ids`), `first_values` where layers read the values of the lowest one (`reads_first_values`)."""
 
     position_ids: Int[Tensor, "b l"]
     segment_ids: Int[Tensor, "b l"]
@@ -229,6 +237,17 @@ class TokenPositions(NamedTuple):
     part_ids: Int[Tensor, "b l"] | None = None
     edges: GraphEdges | None = None
     pair_scores: Float[Tensor, "b l h s"] | None = None
+    token_ids: Int[Tensor, "b l"] | None = None
+    first_values: FirstValues | None = None
+
+    def of_tokens(self, token_ids: Int[Tensor, "b l"]) -> "TokenPositions":
+        """These positions with the tokens at them."""
+        # the compiler of torch 2.11 cannot keep tuples that `_replace` has made
+        return TokenPositions(*self[:8], token_ids, self.first_values)
+
+    def with_first_values(self) -> "TokenPositions":
+        """These positions with a place for the values of the lowest layer."""
+        return TokenPositions(*self[:9], FirstValues())
 
     def same_document(self, keys: "TokenPositions") -> Bool[Tensor, "b l s"]:
         """Whether each of the `keys` is a token of the document of each token here; never for padding."""
@@ -246,11 +265,11 @@ class TokenPositions(NamedTuple):
         if isinstance(current, ContiguousLayout | AlignedLayout):
             # columns of a row stay adjacent, while documents of packed rows may be cut
             layout = type(current)(current.start + start)
-        optional = (self.roles, self.part_ids, self.pair_scores)
-        roles, parts, pair_scores = (None if field is None else field[:, start:stop] for field in optional)
+        optional = (self.roles, self.part_ids, self.pair_scores, self.token_ids)
+        roles, parts, pair_scores, tokens = (None if field is None else field[:, start:stop] for field in optional)
         position_ids = self.position_ids[:, start:stop]
         segment_ids = self.segment_ids[:, start:stop]
-        return TokenPositions(position_ids, segment_ids, layout, tree, roles, parts, pair_scores=pair_scores)
+        return TokenPositions(position_ids, segment_ids, layout, tree, roles, parts, None, pair_scores, tokens)
 
 
 def contiguous_positions(rows: int, start: int, stop: int, device: torch.device) -> TokenPositions:
@@ -341,6 +360,9 @@ class Layer(RecordModule, ABC):
 
     keeps_tokens: bool = True
     """Whether its state depends on the stream; if not, tokens whose outputs nobody reads change nothing."""
+
+    reads_token_ids: bool = False
+    """Whether it looks up the tokens themselves, below the embedding, as a module that is no layer may too."""
 
     no_static_step: str | None = None
     """Why the operators of its decoding steps cannot be the same at every step; None if they can."""

@@ -14,6 +14,7 @@ from torch.autograd.function import FunctionCtx
 from manyformer.nn.core import Context, GraphEdges, Layer, LayerOutput, State, TokenPositions, no_watch
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.training_hooks import FusedRows, OptimizerHints
 
 NEGATIVE_SLOPE = 0.2
 """The slope of LeakyReLU for negative scores (Velickovic et al. 2018, section 2.1)."""
@@ -151,12 +152,14 @@ class GraphConvolution(Layer):
 
 
 @final
-class GraphTransformerStack(Layer):
+class GraphTransformerStack(Layer, OptimizerHints):
     """Post-norm layers in which a node attends to its neighbors (Dwivedi and Bresson 2021, section 2.2).
 
     With `edge_features` the product of query and key is multiplied channel by channel with a projection of the edge,
     and becomes the edge's next state (equations 8 to 12); the last layer needs none. Raises ValueError if there are no
     edges, or none with features."""
+
+    adamw_weights = ("edge_embed.weight",)
 
     def __init__(
         self, depth: int, dim: int, heads: int, *, edge_features: int = 0, ff_dim: int, dropout: float = 0.0
@@ -188,19 +191,23 @@ class GraphTransformerStack(Layer):
         return LayerOutput(nodes.view_as(x))
 
 
-class _EdgeTransformerLayer(nn.Module):
+class _EdgeTransformerLayer(nn.Module, FusedRows):
     """One layer for both streams."""
 
     def __init__(
         self, dim: int, heads: int, ff_dim: int, dropout: float, *, reads_edges: bool, updates_edges: bool
     ) -> None:
         super().__init__()
+        self.dim = dim
         self.heads = heads
         # queries and keys of all heads, then values
         self.projection = nn.Linear(dim, 3 * dim, bias=False)
         self.edge_projection = nn.Linear(dim, dim, bias=False) if reads_edges else None
         self.node_update = _StreamUpdate(dim, ff_dim, dropout)
         self.edge_update = _StreamUpdate(dim, ff_dim, dropout) if updates_edges else None
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"projection.weight": (self.dim,) * 3}
 
     def forward(
         self, nodes: Float[Tensor, "n d"], stream: Float[Tensor, "edges d"] | None, edges: GraphEdges, ctx: Context

@@ -14,6 +14,7 @@ from manyformer.base.errors import UserError
 from manyformer.nn.core import Context, Layer, LayerOutput, State
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.torch_internals import has_hooks
+from manyformer.nn.runtime.training_hooks import FusedRows
 
 Transpose = Callable[[Tensor], Tensor]
 """Transposes a weight, into whatever layout suits the products that will read it."""
@@ -210,13 +211,16 @@ class HighwayGate(GatedJoin):
 
 
 @final
-class SigmoidTanhGate(GatedJoin):
+class SigmoidTanhGate(GatedJoin, FusedRows):
     """g(x, y) = x + sigmoid(W y - b) * tanh(U y); `branch_weight` are the rows of W, then those of U."""
 
     def __init__(self, dim: int, *, gate_bias: float = DEFAULT_GATE_BIAS, dropout: float = 0.0) -> None:
         super().__init__(dim, dropout=dropout)
         self.branch_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.bias = self._gate_bias(gate_bias)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"branch_weight": (self.dim,) * 2}
 
     def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weight = transpose(self.branch_weight)
@@ -231,7 +235,7 @@ class SigmoidTanhGate(GatedJoin):
 
 
 @final
-class GRUGate(GatedJoin):
+class GRUGate(GatedJoin, FusedRows):
     """g(x, y) = (1 - z) * x + z * h, a gated recurrent unit with the stream as its state and the branch as its input.
 
     r = sigmoid(W_r y + U_r x), z = sigmoid(W_z y + U_z x - b), h = tanh(W_g y + U_g (r * x)). `branch_weight` are the
@@ -244,6 +248,9 @@ class GRUGate(GatedJoin):
         self.stream_weight = nn.Parameter(torch.cat([self._matrix().data for _ in range(2)]))
         self.candidate_weight = self._matrix()
         self.bias = self._gate_bias(gate_bias)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"branch_weight": (self.dim,) * 3, "stream_weight": (self.dim,) * 2}
 
     def bind_gate(self, transpose: Transpose) -> Callable[[Tensor, Tensor], Tensor]:
         weights = (self.branch_weight, self.stream_weight, self.candidate_weight)

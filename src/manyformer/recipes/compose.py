@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple, Unpack
 
 from torch import nn
 
@@ -13,17 +13,19 @@ from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.core import Layer
-from manyformer.nn.feed_forward.feedforward import FeedForward, GatedFeedForward, chunked
+from manyformer.nn.feed_forward.feedforward import FeedForward, GatedFeedForward, SquaredReLU, chunked
 from manyformer.nn.kernels.kernel import Kernel
 from manyformer.nn.linear import EluPlusOneFeatures
 from manyformer.nn.linear.linear_kernel import LinearKernel
 from manyformer.nn.low_rank.linformer_kernel import LearnedLengthProjection, LinformerKernel
 from manyformer.nn.positions import (
     AlibiPosition,
+    ComposedPosition,
     ContextualPosition,
     DistanceAwarePosition,
     DynamicNTKRotaryScaling,
     FirePosition,
+    HeadNorm,
     KerplePosition,
     LearnedPosition,
     LinearRotaryScaling,
@@ -61,9 +63,12 @@ from manyformer.recipes.parts.keywords import (
 )
 from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.speedrun_parts import LogitCap, SpeedrunParts, add_speedrun_parts
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
 
-FeedForwardName = Annotated[Literal["relu", "gelu", "swiglu", "geglu"], "kind of feed-forward layer and activation"]
+FeedForwardName = Annotated[
+    Literal["relu", "gelu", "swiglu", "geglu", "relu2"], "kind of feed-forward layer and activation"
+]
 LayerPattern = Annotated[
     str,
     "kinds of layers, repeated: K has the kernel, F is softmax over all tokens, N is F without positions, D has the "
@@ -129,6 +134,7 @@ FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "relu": FeedForward,
     "gelu": lambda dim, hidden: FeedForward(dim, hidden, activation=nn.GELU()),
     "swiglu": GatedFeedForward,
+    "relu2": lambda dim, hidden: FeedForward(dim, hidden, activation=SquaredReLU()),
     "geglu": lambda dim, hidden: GatedFeedForward(dim, hidden, activation=nn.GELU()),
 }
 
@@ -167,12 +173,17 @@ def compose(
     gate: ResidualGate = "residual",
     loops: LoopCount = 1,
     pattern: LayerPattern = "K",
+    *,
+    qk_norm: Annotated[bool, "queries and keys are normalized in each head, before positions"] = False,
+    logit_cap: LogitCap = None,
+    **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
 
     "rope" is rotary (RoFormer's causal form); its scalings extend to `length_scale` times `max_length`, the training
     length. Gates begin with the bias 2 (Parisotto et al. 2020). A `pattern` such as DDDF or KKKF makes a hybrid of
-    layers; the D of each is the layer of `gated-deltanet`. Raises UserError for parts that exclude each other."""
+    layers; the D of each is the layer of `gated-deltanet`. `parts` are those of `baseline-2026`. Raises UserError for
+    parts that exclude each other."""
     if gate != "residual" and residual_streams == "reversible":
         raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
     if position in SOFTMAX_KERNELS and kernel != "softmax":
@@ -195,13 +206,22 @@ def compose(
         if position in SOFTMAX_KERNELS:
             base_kernel = SOFTMAX_KERNELS[position](sizes)
         layer_position = make_position() if in_attention else None
+        if qk_norm:
+            norms = HeadNorm(sizes.head_dim)
+            layer_position = norms if layer_position is None else ComposedPosition(norms, layer_position)
         return Attention(dim, heads, base_kernel, kv_heads=kv_heads, position=layer_position)
 
     attention_makers: dict[str, Callable[[], Attention]] = {
         "K": partial(make_attention, kernel),
         "F": partial(make_attention, "softmax"),
         # as in models that leave rotations out in full layers (NoPE)
-        "N": lambda: Attention(dim, heads, KERNELS["softmax"](sizes), kv_heads=kv_heads),
+        "N": lambda: Attention(
+            dim,
+            heads,
+            KERNELS["softmax"](sizes),
+            kv_heads=kv_heads,
+            position=HeadNorm(sizes.head_dim) if qk_norm else None,
+        ),
         "D": lambda: gated_delta_attention(RecurrentSizes.of(dim, heads, None)),
     }
 
@@ -213,7 +233,7 @@ def compose(
     norm = partial(NORMS[norm_kind], dim)
     join = partial(make_join, gate, dim, dropout=dropout)
     makers = makers_of_pattern(pattern, {kind: partial(layer, make=make) for kind, make in attention_makers.items()})
-    return language_model(
+    model = language_model(
         embed,
         depth,
         makers,
@@ -223,8 +243,10 @@ def compose(
         streams=residual_streams,
         loops=loops,
         join=join,
+        logit_cap=logit_cap,
         scaled_init=False,
     )
+    return add_speedrun_parts(model, **parts)
 
 
 MixerName = Annotated[

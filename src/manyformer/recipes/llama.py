@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Unpack
 
 import torch
 from annotated_types import Gt
@@ -53,6 +53,7 @@ from manyformer.recipes.parts.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.speedrun_parts import SpeedrunParts, add_speedrun_parts
 
 RopeScaling = Annotated[
     Literal["none", "linear", "ntk", "yarn", "llama3", "longrope"],
@@ -123,6 +124,7 @@ def llama(
     score_cap: Annotated[Cap | None, "scores s become cap tanh(s / cap) (Gemma 2: 50)"] = None,
     logit_cap: Annotated[Cap | None, "logits z become cap tanh(z / cap) (Gemma 2: 30)"] = None,
     dropout: float = 0.0,
+    **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Llama by default, smaller than published: 7B has dim=4096, depth=32, heads=32, ff_dim=11008 (table 2).
 
@@ -133,8 +135,8 @@ def llama(
     with `rope_divisors`, one set for texts of up to `original_length`, which refuses longer ones, and one for those
     (`rope_length="extended"`). `ff_dim` is 8/3 dim unless given. Rotated pairs are the halves of a head, as in all
     published weights. `kernel`, `sinks`, `memory_length` and `loops` make a trained model another one: see `manyformer
-    convert`. Raises UserError for `full_every`, `sinks` and `window_rope_base` without `window`, for divisors without
-    longrope, and for a scale of scores with a kernel that has its own.
+    convert`; `parts` are those of `baseline-2026`. Raises UserError for `full_every`, `sinks` and `window_rope_base`
+    without `window`, for divisors without longrope, and for a scale of scores with a kernel that has its own.
     """
     _check_windows(window, full_every, sinks, kernel)
     if window_rope_base is not None and window is None:
@@ -199,7 +201,7 @@ def llama(
             "ff": GatedFeedForward(dim, ff_dim, activation=GATE_ACTIVATIONS[ff_activation]()),
         }
 
-    return rms_decoder(
+    model = rms_decoder(
         vocab,
         dim,
         depth,
@@ -212,6 +214,7 @@ def llama(
         embedding_scale=dim**0.5 if scaled_embedding else 1.0,
         loops=loops,
     )
+    return add_speedrun_parts(model, **parts)
 
 
 def _check_windows(window: int | None, full_every: int | None, sinks: int | None, kernel: str) -> None:

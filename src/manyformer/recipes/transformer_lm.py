@@ -1,6 +1,7 @@
 """The decoder-only Transformer language model."""
 
 from functools import partial
+from typing import Unpack
 
 from torch import nn
 
@@ -27,6 +28,7 @@ from manyformer.recipes.parts.baselines import (
 )
 from manyformer.recipes.parts.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.speedrun_parts import SpeedrunParts, add_speedrun_parts
 
 
 @recipe(
@@ -55,13 +57,15 @@ def transformer_lm(
     sinks: SinkCount = None,
     kv_heads: int | None = None,
     loops: LoopCount = 1,
+    **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
 
     Attention weights have no dropout, unlike GPT-2's: on a CPU it costs six times the attention itself. GPT-2 takes
     `gelu_approximate="tanh"`, an approximation to within 5e-4 that on a CPU costs three times the exact function.
     Reversible layers and chunked feed-forward layers (Kitaev et al. 2020, section 3) save memory. `kernel`,
-    `kv_heads` and `loops` make a trained model another one: see `manyformer convert`."""
+    `kv_heads` and `loops` make a trained model another one: see `manyformer convert`; `parts` are those of
+    `baseline-2026`."""
     check_heads(dim, heads)
     # what any kernel of the table may need: one with a window takes the window, one with features the width
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, window=window, sinks=sinks or 0)
@@ -74,6 +78,7 @@ def transformer_lm(
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     norm = partial(nn.LayerNorm, dim, eps=norm_eps)
-    return language_model(
+    model = language_model(
         embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=residual_streams, loops=loops
     )
+    return add_speedrun_parts(model, **parts)

@@ -23,10 +23,12 @@ from manyformer.models.tasks.masked_language_modelling import HEAD
 from manyformer.nn.runtime.devices import KINDS, available_devices, check_model_fits, device_kind
 from manyformer.nn.runtime.torch_internals import compile_backward_as_eager
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.checkpoints import CheckpointStore
 from manyformer.training.engine import TrainingEngine
-from manyformer.training.layers import checkpoint_activations, layer_depths
+from manyformer.training.layers import checkpoint_activations, compile_layers, layer_depths
 from manyformer.training.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
+from manyformer.training.width_transfer import rate_scales, scale_first_weights
 
 HALF_PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 """The dtypes of autocast by the precision of a run."""
@@ -64,17 +66,19 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     build_run = partial(build, run.recipe, **keywords)
     check_model_fits(build_run, run.recipe, keywords, copies=training_copies(run), device=device)
     model = build_run()
+    scale_first_weights(run, model)
     # of the built model, which may have a length of its own
     data.check_length(model.max_length)
     if getattr(run.data, "packing", None) == "contiguous" and not model.carries_state:
         # a model without its memory, on the same rows, is what a memory is compared with
         chosen_keywords = {name: value for name, value in keywords.items() if value is not None}
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            if not build(run.recipe, **chosen_keywords).carries_state:
-                raise UserError(
-                    f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
-                    "data.packing=documents, or concat for one long text"
-                )
+        with torch.random.fork_rng(devices=[]):
+            comparable = build_on_meta(run.recipe, chosen_keywords)
+        if not comparable.carries_state:
+            raise UserError(
+                f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
+                "data.packing=documents, or concat for one long text"
+            )
     return model
 
 
@@ -83,8 +87,8 @@ def training_copies(run: RunConfig) -> int:
     # FSDP divides them among the processes
     if run.strategy == "fsdp":
         return 1
-    # weights, their gradients and the two running means of Adam
-    return 4
+    # weights, their gradients and the two running means of Adam, and a moving average
+    return 4 + (run.ema.beta is not None)
 
 
 def takes_length_of_data(run: RunConfig) -> bool:
@@ -187,6 +191,8 @@ def make_engine(
         label_smoothing=run.loss.label_smoothing,
         autocast=autocast,
         rows_continue=feed.rows_continue,
+        ema=run.ema,
+        rate_scales=rate_scales(run, model),
     )
 
 
@@ -194,17 +200,32 @@ def prepare_model(run: RunConfig, model: Model, device: torch.device) -> torch.d
     """Move the model to its device, recompute activations and compile as the run says; returns its autocast dtype."""
     autocast = choose_autocast(run.precision, device, model)
     kind = device_kind(device)
-    if autocast is not None and not kind.is_host:
-        # operators that autocast leaves in float32 may use the units for half precision too
-        torch.set_float32_matmul_precision("high")
+    choose_float32_products(run.tf32, device, is_half=autocast is not None)
     if run.activation_checkpointing:
-        checkpoint_activations(model)
+        checkpoint_activations(model, run.activation_checkpointing)
     model.to(device)
     # on a CPU, compiling takes half a minute and saves a hundredth of each step
-    if run.compile == "on" or (run.compile == "auto" and kind.compiles_by_default):
+    if run.compile in ("on", "layers") or (run.compile == "auto" and kind.compiles_by_default):
         compile_backward_as_eager()
-        model.compile()
+        if run.compile == "layers":
+            compile_layers(model)
+        else:
+            model.compile()
     return autocast
+
+
+def choose_float32_products(tf32: str, device: torch.device, *, is_half: bool) -> None:
+    """Let products of float32 be rounded to TF32 where a run says so, for the whole process.
+
+    Raises UserError for a device without TF32."""
+    kind = device_kind(device)
+    if tf32 == "on" and not kind.multiplies_tf32:
+        raise UserError(f"tf32 is on, but {kind.describe(device)} ({kind.type}) has no TF32; leave it out")
+    # operators that autocast leaves in float32 may use the units for half precision too
+    if tf32 == "on" or (tf32 == "auto" and is_half and not kind.is_host):
+        torch.set_float32_matmul_precision("high")
+    elif tf32 == "off":
+        torch.set_float32_matmul_precision("highest")
 
 
 def choose_strategy(strategy: str, process_group: ProcessGroup) -> ParallelStrategy:

@@ -36,6 +36,8 @@ class CheckpointState(FileRecord):
     data: FeedPosition
     loss_scale: LossScale | None = None
     """In a run in float16, the scale of the loss that its next step uses."""
+    has_average: bool = False
+    """Whether the weights have a moving average."""
 
 
 class Checkpoint(NamedTuple):
@@ -109,6 +111,26 @@ class CheckpointStore:
             return None
         return Checkpoint(step, self.path(step), self._read_state(step))
 
+    def find(self, step: int | None) -> Checkpoint:
+        """The checkpoint of a step, or the newest intact one, of a run whose folder is only read.
+
+        Raises UserError where there is none that is intact."""
+        chosen = -1
+        with self.process_group.raise_together():
+            if self.process_group.is_main_process:
+                chosen = self._find(step)
+        chosen = int(self.process_group.broadcast_from_main(chosen))
+        return Checkpoint(chosen, self.path(chosen), self._read_state(chosen))
+
+    def _find(self, step: int | None) -> int:
+        damages = list[str]()
+        for candidate in reversed(self.steps() if step is None else [step]):
+            damage = self._find_damage(candidate)
+            if damage is None:
+                return candidate
+            damages.append(damage)
+        raise UserError("; ".join(damages) or f"{self.folder} holds no checkpoint")
+
     def is_intact(self, step: int, log: Callable[[str], None]) -> bool:
         """Whether the checkpoint of a step is as it was written; a damaged one is logged and set aside."""
         damage: str | None = None
@@ -176,6 +198,22 @@ class CheckpointStore:
         shutil.rmtree(discarded, ignore_errors=True)
 
 
+def find_branch(path: str, out: Path, process_group: ProcessGroup) -> Checkpoint:
+    """The checkpoint that `branch_from` names: of a run the newest, or one by its folder. Raises UserError."""
+    folder = Path(path)
+    step = None
+    if folder.name.startswith(_STEP_PREFIX) and folder.name.removeprefix(_STEP_PREFIX).isdigit():
+        step = int(folder.name.removeprefix(_STEP_PREFIX))
+        folder = folder.parent.parent
+    if folder.resolve() == out.resolve():
+        raise UserError(f"branch_from: {path} is the folder of this run itself; set out=FOLDER to another one")
+    try:
+        return CheckpointStore(folder / "checkpoints", process_group).find(step)
+    except UserError as error:
+        remedy = "give the folder of a run, or one of its checkpoints as RUN/checkpoints/step-00000800"
+        raise UserError(f"branch_from: {error}; {remedy}") from error
+
+
 class CheckpointWriter(NamedTuple):
     """Writes and reads weights, optimizer, carried state, data position, random generators and train state."""
 
@@ -192,6 +230,7 @@ class CheckpointWriter(NamedTuple):
             train_state=train_state,
             data=self.feed.state_dict(),
             loss_scale=None if scaler is None else scaler.state,
+            has_average=self.engine.average is not None,
         )
         process_group = self.engine.process_group
         with self.store.draft_folder(train_state.step) as folder:
@@ -204,7 +243,12 @@ class CheckpointWriter(NamedTuple):
 
     def read(self, checkpoint: Checkpoint) -> TrainState:
         """Restore the state that this checkpoint was written in, on any number of processes."""
-        self.engine.read(checkpoint.folder)
+        self.engine.read(checkpoint.folder, has_average=checkpoint.state.has_average)
+        if checkpoint.state.has_average != (self.engine.average is not None):
+            change = "the moving average of the weights ends here: this run has none (ema.beta)"
+            if self.engine.average is not None:
+                change = "the moving average of the weights begins here: the checkpoint has none"
+            self.log(change)
         if self.engine.loss_scaler is not None and checkpoint.state.loss_scale is not None:
             self.engine.loss_scaler.state = checkpoint.state.loss_scale
         self.feed.load_state_dict(checkpoint.state.data)

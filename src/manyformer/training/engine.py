@@ -4,8 +4,8 @@ Its parts follow it: the scale of the loss in float16, in which small gradients 
 weights that no longer move."""
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.base.files.json_records import Count
-from manyformer.config import AdagradConfig, OptimConfig
+from manyformer.config import AdagradConfig, EmaConfig, OptimConfig
 from manyformer.models import BatchLoss, BatchScore, Model
 from manyformer.models.model import CarriedState
 from manyformer.models.model_files import find_non_finite, local_tensor
@@ -22,8 +22,15 @@ from manyformer.nn.runtime.devices import device_kind
 from manyformer.nn.runtime.torch_internals import overflow_of, tensor_norms
 from manyformer.nn.runtime.training_hooks import AddsPenalty
 from manyformer.training.ahead_feed import PreparedBatch
-from manyformer.training.optimizers import LR_SCALE, clip_each_gradient, make_optimizer, named_optimizer_state
+from manyformer.training.optimizers import (
+    LR_SCALE,
+    clip_each_gradient,
+    clip_gradient_values,
+    make_optimizer,
+    named_optimizer_state,
+)
 from manyformer.training.process_group import ParallelStrategy
+from manyformer.training.weight_average import WeightAverage
 
 LARGEST_SQUARED_NORM = math.sqrt(torch.finfo(torch.float32).max)
 """The largest norm of a gradient whose square is a float32: all optimizers here keep sums of squared gradients."""
@@ -105,6 +112,8 @@ class TrainingEngine:
         label_smoothing: float = 0.0,
         autocast: torch.dtype | None = None,
         rows_continue: bool = False,
+        ema: EmaConfig | None = None,
+        rate_scales: Mapping[str, float] | None = None,
     ) -> None:
         self.model = model
         self._label_smoothing = label_smoothing
@@ -112,13 +121,14 @@ class TrainingEngine:
         self.strategy = strategy
         self.process_group = strategy.process_group
         self.max_grad_norm = optim.max_grad_norm
+        self.max_grad_value = optim.max_grad_value
         if isinstance(optim, AdagradConfig):
             self.max_weight_grad_norm = optim.max_weight_grad_norm
         else:
             self.max_weight_grad_norm = None
         # a gradient that is clipped need only be finite: its square is taken afterwards
-        is_clipped = self.max_grad_norm is not None or self.max_weight_grad_norm is not None
-        if is_clipped:
+        limits = (self.max_grad_norm, self.max_weight_grad_norm, self.max_grad_value)
+        if any(limit is not None for limit in limits):
             self._largest_norm = torch.finfo(torch.float32).max
         else:
             self._largest_norm = LARGEST_SQUARED_NORM
@@ -129,7 +139,10 @@ class TrainingEngine:
         # before the optimizer, which must hold the weights of the sharded model
         self._prepared = strategy.prepare(model)
         self.weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        self.optimizer = make_optimizer(self.model, optim)
+        self.optimizer = make_optimizer(self.model, optim, rate_scales)
+        self.average = None
+        if ema is not None and ema.beta is not None:
+            self.average = WeightAverage(self.model, ema)
         self.carried_state = CarriedState(self.model, rows_continue=rows_continue)
         self.loss_scaler = LossScaler(self.device) if autocast is torch.float16 else None
 
@@ -193,8 +206,11 @@ class TrainingEngine:
 
     def _update_weights(self, norm: Tensor | None, learning_rate: float) -> None:
         """Clip the gradients, whose norm is given, and make the step of the optimizer."""
+        if self.max_grad_value is not None:
+            clip_gradient_values(self.weights, self.max_grad_value)
         if self.max_weight_grad_norm is not None:
             clip_each_gradient(self.weights, self.max_weight_grad_norm)
+        if self.max_grad_value is not None or self.max_weight_grad_norm is not None:
             clipped_norms = GradientNorms.of(self.weights)
             norm = None
             if clipped_norms is not None:
@@ -247,17 +263,35 @@ class TrainingEngine:
 
     def write(self, folder: Path) -> None:
         """Write weights and optimizer state into a new folder."""
-        self.strategy.write(self.model, self.optimizer, folder)
+        self.strategy.write(self.model, self.optimizer, folder, self.average)
 
-    def read(self, folder: Path) -> None:
-        """Restore weights and optimizer state from a folder."""
-        self.strategy.read(self.model, self.optimizer, folder)
+    def read(self, folder: Path, *, has_average: bool = True) -> None:
+        """Restore weights, optimizer state and average from a folder; without an average there, it begins anew."""
+        self.strategy.read(self.model, self.optimizer, folder, self.average if has_average else None)
+        if self.average is not None and not has_average:
+            self.average.begin()
 
-    def read_weights(self, folder: Path) -> None:
-        """Restore only the weights of a checkpoint."""
-        self.strategy.read(self.model, None, folder)
+    def read_weights(self, folder: Path, *, averaged: bool = False) -> None:
+        """Restore only the weights of a checkpoint, or their moving averages."""
+        if not averaged:
+            self.strategy.read(self.model, None, folder)
+            return
+        assert self.average is not None
+        self.strategy.read(self.model, None, folder, self.average)
+        self.average.copy_to_weights()
 
-    def average(self, folders: Sequence[Path]) -> None:
+    @property
+    def scores_average(self) -> bool:
+        """Whether validations score the moving averages of the weights, which the final model then has."""
+        return self.average is not None and self.average.scores_average
+
+    def scored_weights(self) -> AbstractContextManager[None]:
+        """Within it the model has the weights that validations score."""
+        if self.average is not None and self.average.scores_average:
+            return self.average.in_place()
+        return nullcontext()
+
+    def average_checkpoints(self, folders: Sequence[Path]) -> None:
         """Set every weight to its mean over these checkpoints, summed in float32 (Vaswani et al. 2017, section 6.1).
 
         A tied weight counts once; buffers are those of the last checkpoint.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
+from manyformer.base.files.json_text import json_text
 from manyformer.base.keyword_checks import as_json
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import GivenData, RunConfig
@@ -146,6 +147,8 @@ def run_of(
         raise UserError(f"model.{changed} cannot be set: the {model.name} that is given is built already")
     if model.is_own:
         _check_own(run)
+    if run.mup.base_width is not None:
+        raise UserError("mup.base_width builds a narrower model by the recipe of a run; leave it out with data=")
     if run.init_from is not None:
         raise UserError("init_from is for runs; load the weights into the model that is given")
     if run.devices > 1:
@@ -159,7 +162,8 @@ def run_of(
 def _check_own(run: RunConfig) -> None:
     """Refuse what needs to know the layers of a module."""
     named = {
-        "activation_checkpointing=true": run.activation_checkpointing,
+        f"activation_checkpointing={json_text(run.activation_checkpointing)}": run.activation_checkpointing,
+        "compile=layers": run.compile == "layers",
         "loss.gate_penalty": run.loss.gate_penalty is not None,
         f"strategy={run.strategy}": run.strategy in ("fsdp", "context"),
     }
@@ -247,6 +251,8 @@ def _check_unscored(run: RunConfig) -> None:
     for name in ("patience", "target"):
         if getattr(run.evaluate, name) is not None:
             raise UserError(f"evaluate.{name} needs scores: give eval_data=")
+    if run.ema.beta is not None and not run.ema.evaluate:
+        raise UserError("ema.evaluate=false takes the average if it scores better: give eval_data=, or leave it out")
     if run.save.average_last:
         raise UserError("save.average_last takes the average if it scores better: give eval_data=")
 

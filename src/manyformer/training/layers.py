@@ -3,20 +3,24 @@
 Freezing and layer-wise learning rates go by the depth, in a model of one stack. Activation checkpointing lets layers
 store their input alone and recomputes the rest in the backward pass."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.base.errors import UserError
+from manyformer.base.files.json_text import json_text
 from manyformer.nn.core import Context, Layer, LayerOutput, State
 
 STACK = "body"
 """The module that holds the layers of a model with one stack, itself or in one of `NESTED_STACKS`."""
 
 NESTED_STACKS = ("inner", "layers")
+
+LayerChoice = bool | int | Sequence[int]
+"""Layers by `activation_checkpointing`: True for all, a number K for every K-th, or their numbers from 1."""
 
 
 class LayerDepths(NamedTuple):
@@ -73,31 +77,57 @@ def stack_layers(model: nn.Module) -> Iterator[Layer]:
     for name, module in model.named_modules():
         if isinstance(module, Layer) and module.recomputes:
             raise UserError(
-                "activation_checkpointing and fsdp need layers that are called one by one, and a reversible stack "
-                "recomputes all of its layers together; it stores no activations anyway: leave them out, or build the "
-                "model with residual_streams=plain"
+                "activation_checkpointing, compile=layers and fsdp need layers that are called one by one, and a "
+                "reversible stack recomputes all of its layers together; it stores no activations anyway: leave them "
+                "out, or build the model with residual_streams=plain"
             )
         if isinstance(module, Layer) and name.rpartition(".")[2].isdigit():
             yield module
 
 
-def checkpoint_activations(model: nn.Module) -> None:
-    """Recompute every stack layer in the backward pass (Chen et al. 2016, arXiv:1604.06174); gradients do not change.
+def checkpoint_activations(model: nn.Module, choice: LayerChoice = 1) -> None:
+    """Recompute stack layers in the backward pass (Chen et al. 2016, arXiv:1604.06174); gradients do not change.
 
-    Dropout draws the same numbers both times. Module names and weights do not change.
+    `choice` is True for every layer, a number K for every K-th one, or the numbers of layers, counted from 1. Dropout
+    draws the same numbers both times. Module names and weights do not change. Raises UserError for missing layers.
     """
-    for layer in list(stack_layers(model)):
+    for layer in chosen_layers(model, choice):
         _checkpoint_layer(layer)
+
+
+def chosen_layers(model: nn.Module, choice: LayerChoice) -> list[Layer]:
+    """The stack layers that `activation_checkpointing` chooses. Raises UserError for missing layers."""
+    layers = list(stack_layers(model))
+    if choice is True:
+        numbers: Sequence[int] = range(1, len(layers) + 1)
+    elif isinstance(choice, int):
+        numbers = range(choice, len(layers) + 1, choice)
+    else:
+        numbers = sorted(set(choice))
+    if not numbers or numbers[-1] > len(layers):
+        text = json_text(choice)
+        raise UserError(f"activation_checkpointing is {text}, but the model has {len(layers)} layers, counted from 1")
+    return [layers[number - 1] for number in numbers]
+
+
+def compile_layers(model: nn.Module) -> None:
+    """Compile each stack layer by itself: equal layers share one compilation. Raises UserError for no such layers."""
+    layers = list(stack_layers(model))
+    if not layers:
+        raise UserError("compile=layers needs a model with a stack of layers; set compile=on to compile it as a whole")
+    for layer in layers:
+        layer.compile()
 
 
 def _checkpoint_layer(layer: Layer) -> None:
     layer_forward = layer.forward
 
-    def forward(x: Tensor, ctx: Context, state: State = None) -> LayerOutput:
+    # a layer of a `StreamStack` is also given the rule by which it reads and writes streams
+    def forward(x: Any, ctx: Context, state: State = None, *rule: Any) -> LayerOutput:
         # a pass without gradients keeps no activations, and one token of decoding is cheap
         if state is not None or not torch.is_grad_enabled():
-            return layer_forward(x, ctx, state)
-        out: Any = checkpoint(layer_forward, x, ctx, use_reentrant=False)
+            return layer_forward(x, ctx, state, *rule)
+        out: Any = checkpoint(layer_forward, x, ctx, None, *rule, use_reentrant=False)
         assert isinstance(out, LayerOutput)
         return out
 

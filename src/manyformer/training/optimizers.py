@@ -1,97 +1,169 @@
-"""The optimizer of a run, its parameter groups for weight decay and epsilon, and its state."""
+"""The optimizer of a run, which may consist of several, and its state in checkpoints.
 
-from collections.abc import Mapping, Sequence
+Which weight is trained how is decided in `parameter_rules`."""
+
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
 from manyformer.base.files.json_records import DamagedFile
-from manyformer.config import AdadeltaConfig, AdagradConfig, AdamWConfig, OptimConfig
-from manyformer.nn.runtime.training_hooks import OwnLearningRate, OwnOptimizerEpsilon, UndecayedParameters
-from manyformer.training.layers import layer_depths
+from manyformer.config import (
+    AdadeltaConfig,
+    AdafactorConfig,
+    AdagradConfig,
+    AdamConfig,
+    AdamWConfig,
+    LionConfig,
+    MuonConfig,
+    OptimConfig,
+    SGDConfig,
+)
+from manyformer.models.model_files import local_tensor
+from manyformer.nn.runtime.training_hooks import fused_row_parts
+from manyformer.training.muon import Muon
+from manyformer.training.parameter_rules import ParameterRule, parameter_rules
 
 LR_SCALE = "lr_scale"
 
-_STATE_KINDS: dict[type[torch.optim.Optimizer], set[str]] = {
-    torch.optim.Adam: {"step", "exp_avg", "exp_avg_sq"},
-    torch.optim.AdamW: {"step", "exp_avg", "exp_avg_sq"},
-    torch.optim.Adagrad: {"step", "sum"},
-    torch.optim.Adadelta: {"step", "square_avg", "acc_delta"},
-}
-"""The tensors that each optimizer keeps for a weight."""
+KIND = "kind"
+"""The setting of a group of weights that names its optimizer."""
+
+Groups = list[dict[str, Any]]
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, rate_scales: Mapping[str, float] | None = None
+) -> torch.optim.Optimizer:
     """Build the optimizer over all trainable weights; the learning rate is set before every step.
 
-    AdamW and Adam are fused, on a CPU five times faster than torch's default form. Only what multiplies
-    activations has weight decay (`weight_decay_groups`). Adam adds the gradient of its
-    L2 penalty to that of the loss. Raises UserError for `layer_decay` where layers have no depth.
-    """
-    own_scale = {
-        weight: part.lr_scale
-        for part in model.modules()
-        if isinstance(part, OwnLearningRate)
-        for weight in part.parameters(recurse=False)
-    }
-    scales = _learning_rate_scales(model, config.layer_decay, own_scale)
-    if isinstance(config, AdagradConfig | AdadeltaConfig):
-        return _scaled_by_history(model, config, scales)
+    AdamW and Adam are fused, on a CPU five times faster than torch's default form. Raises UserError as
+    `parameter_rules` does."""
+    rules = parameter_rules(model, config, rate_scales)
+    groups: dict[tuple[Any, ...], list[nn.Parameter]] = {}
+    for rule in rules:
+        # weights with equal settings share a group, which is updated by one kernel
+        groups.setdefault((rule.kind, rule.weight_decay, rule.eps, rule.lr_scale), []).append(rule.weight)
+    by_kind: dict[str, Groups] = {}
+    for (kind, decay, eps, scale), weights in groups.items():
+        group = {"params": weights, "weight_decay": decay, LR_SCALE: scale, KIND: kind}
+        if eps is not None:
+            group["eps"] = eps
+        by_kind.setdefault(kind, []).append(group)
+    if not isinstance(config, MuonConfig):
+        return _one_kind(by_kind.get(config.name, []), config)
+    optimizers: list[torch.optim.Optimizer] = []
+    if "muon" in by_kind:
+        optimizers.append(_muon(model, by_kind["muon"], rules, config))
+    if "adamw" in by_kind:
+        adamw = AdamWConfig(betas=config.betas, eps=config.eps)
+        optimizers.append(_one_kind(by_kind["adamw"], adamw))
+    return JoinedOptimizer(optimizers)
+
+
+def _one_kind(groups: Groups, config: OptimConfig) -> torch.optim.Optimizer:
+    """The optimizer of a config over these groups; rates are set before every step, 0 until then."""
     if isinstance(config, AdamWConfig):
-        decay = config.weight_decay
-    else:
-        decay = config.l2
-    own_eps = {
-        weight: part.optimizer_eps
-        for part in model.modules()
-        if isinstance(part, OwnOptimizerEpsilon)
-        for weight in part.parameters(recurse=False)
-    }
-    groups: dict[tuple[float, float, float], list[nn.Parameter]] = {}
-    for weights, group_decay in zip(weight_decay_groups(model), (decay, 0.0), strict=True):
-        for weight in weights:
-            if weight in own_eps or weight in own_scale:
-                weight_decay = 0.0
-            else:
-                weight_decay = group_decay
-            key = weight_decay, own_eps.get(weight, config.eps), scales[weight]
-            # weights with equal settings share a group, which is updated by one kernel
-            groups.setdefault(key, []).append(weight)
-    param_groups = [
-        {"params": weights, "weight_decay": decay, "eps": eps, LR_SCALE: scale}
-        for (decay, eps, scale), weights in groups.items()
-    ]
-    # the rate is set before every step: 0 until then
-    kind = torch.optim.AdamW if isinstance(config, AdamWConfig) else torch.optim.Adam
-    return kind(param_groups, lr=0.0, betas=config.betas, fused=True)
-
-
-def _learning_rate_scales(
-    model: nn.Module, layer_decay: float | None, own_scale: Mapping[nn.Parameter, float]
-) -> dict[nn.Parameter, float]:
-    """The factor of each weight on the learning rate: that of its module, and `layer_decay` for each layer above it."""
-    if layer_decay is None:
-        return {weight: own_scale.get(weight, 1.0) for weight in model.parameters()}
-    depths = layer_depths(model, "optim.layer_decay")
-    return {
-        weight: own_scale.get(weight, 1.0) * layer_decay ** (depths.top - depths.by_weight[weight])
-        for weight in model.parameters()
-    }
-
-
-def _scaled_by_history(
-    model: nn.Module, config: AdagradConfig | AdadeltaConfig, scales: Mapping[nn.Parameter, float]
-) -> torch.optim.Optimizer:
-    """Adagrad or Adadelta, one epsilon for all weights, without weight decay."""
-    groups: dict[float, list[nn.Parameter]] = {}
-    for weight in model.parameters():
-        if weight.requires_grad:
-            groups.setdefault(scales[weight], []).append(weight)
-    param_groups = [{"params": weights, LR_SCALE: scale} for scale, weights in groups.items()]
+        return torch.optim.AdamW(groups, lr=0.0, betas=config.betas, fused=True)
+    if isinstance(config, AdamConfig):
+        # it adds the gradient of its L2 penalty to that of the loss
+        return torch.optim.Adam(groups, lr=0.0, betas=config.betas, fused=True)
     if isinstance(config, AdagradConfig):
-        return torch.optim.Adagrad(param_groups, lr=0.0, eps=config.eps)
-    return torch.optim.Adadelta(param_groups, lr=0.0, rho=config.rho, eps=config.eps)
+        return torch.optim.Adagrad(groups, lr=0.0, eps=config.eps)
+    if isinstance(config, AdadeltaConfig):
+        return torch.optim.Adadelta(groups, lr=0.0, rho=config.rho, eps=config.eps)
+    if isinstance(config, SGDConfig):
+        return torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=config.nesterov)
+    if isinstance(config, LionConfig):
+        return Lion(groups, betas=config.betas)
+    assert isinstance(config, AdafactorConfig)
+    return torch.optim.Adafactor(
+        groups, lr=0.0, beta2_decay=config.beta2_decay, eps=(None, config.min_rms), d=config.clip_threshold
+    )
+
+
+def _muon(model: nn.Module, groups: Groups, rules: Sequence[ParameterRule], config: MuonConfig) -> Muon:
+    parts = fused_row_parts(model)
+    dtypes: dict[str, torch.dtype | None] = {
+        "auto": None,
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+    }
+    return Muon(
+        groups,
+        lr=0.0,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        ns_steps=config.ns_steps,
+        ns_dtype=dtypes[config.ns_dtype],
+        scale=config.scale,
+        row_beta=config.normuon,
+        cautious=config.cautious_decay,
+        row_parts={rule.weight: parts[rule.name] for rule in rules if rule.kind == "muon" and rule.name in parts},
+    )
+
+
+@final
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers as one: their groups one after another, one state, and one step of each in a step."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self.optimizers = list(optimizers)
+        super().__init__([group for optimizer in self.optimizers for group in optimizer.param_groups], {})
+        # the same objects, so that what is set in a group or restored reaches the optimizer that reads it
+        for optimizer in self.optimizers:
+            optimizer.state = self.state
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make one step of each; `closure` computes the loss and its gradients anew."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        return loss
+
+
+@final
+class Lion(torch.optim.Optimizer):
+    """Lion (Chen et al. 2023, arXiv:2302.06675, algorithm 2), which torch does not have.
+
+    A step is the sign of a mean of momentum and gradient, with decoupled weight decay."""
+
+    def __init__(
+        self,
+        params: Sequence[nn.Parameter] | Sequence[dict[str, Any]],
+        lr: float = 0.0,
+        *,
+        betas: tuple[float, float] = (0.9, 0.99),
+        weight_decay: float = 0.0,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Make one step; `closure` computes the loss and its gradients anew."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                state = self.state[weight]
+                if "exp_avg" not in state:
+                    state["exp_avg"] = torch.zeros_like(weight)
+                mean = state["exp_avg"]
+                step = mean.lerp(weight.grad, 1 - first).sign_()
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(step, alpha=-group["lr"])
+                mean.lerp_(weight.grad, 1 - second)
+        return loss
 
 
 def clip_each_gradient(weights: Sequence[nn.Parameter], max_norm: float) -> None:
@@ -100,37 +172,11 @@ def clip_each_gradient(weights: Sequence[nn.Parameter], max_norm: float) -> None
         nn.utils.clip_grad_norm_(weight, max_norm)
 
 
-def weight_decay_groups(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """Split the trainable weights into those with and those without weight decay.
-
-    What multiplies activations decays: matrices and convolutions. The rest does not: vectors and numbers, biases of any
-    shape, lookup tables (an output that is tied to one too), position encodings, and what a module declares by
-    `UndecayedParameters`."""
-    exempt = {id(weight) for module in model.modules() for weight in _undecayed_of(module)}
-    decayed: list[nn.Parameter] = []
-    undecayed: list[nn.Parameter] = []
-    for weight in model.parameters():
-        if not weight.requires_grad:
-            continue
-        if weight.ndim >= 2 and id(weight) not in exempt:
-            decayed.append(weight)
-        else:
-            undecayed.append(weight)
-    return decayed, undecayed
-
-
-def _undecayed_of(module: nn.Module) -> list[nn.Parameter]:
-    """The parameters that do not decay because of what this module is or says, whatever their shape."""
-    if isinstance(module, UndecayedParameters):
-        undecayed = module.undecayed
-    else:
-        undecayed = ()
-    if undecayed is None or isinstance(module, nn.Embedding):
-        return list(module.parameters())
-    # a bias never decays, whether a module names it or not
-    names = ("bias", *undecayed)
-    by_name = dict(module.named_parameters(recurse=False))
-    return [by_name[name] for name in names if name in by_name]
+def clip_gradient_values(weights: Sequence[nn.Parameter], max_value: float) -> None:
+    """Move each number of the gradients into the range of `max_value` around 0; of sharded ones this process's part."""
+    for weight in weights:
+        if weight.grad is not None:
+            local_tensor(weight.grad).clamp_(-max_value, max_value)
 
 
 def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -143,22 +189,47 @@ def named_optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) ->
     }
 
 
+def state_shapes(optimizer: torch.optim.Optimizer) -> dict[nn.Parameter, dict[str, torch.Size]]:
+    """The tensors that the optimizer keeps for each weight after its first step, by name."""
+    return {weight: _state_of(weight.shape, group) for group in optimizer.param_groups for weight in group["params"]}
+
+
+def _state_of(shape: torch.Size, group: Mapping[str, Any]) -> dict[str, torch.Size]:
+    number = torch.Size()
+    match group[KIND]:
+        case "adam" | "adamw":
+            return {"step": number, "exp_avg": shape, "exp_avg_sq": shape}
+        case "adagrad":
+            return {"step": number, "sum": shape}
+        case "adadelta":
+            return {"step": number, "square_avg": shape, "acc_delta": shape}
+        case "sgd":
+            return {"momentum_buffer": shape} if group["momentum"] else {}
+        case "lion":
+            return {"exp_avg": shape}
+        case "muon":
+            rows = torch.Size((*shape[:-1], 1))
+            return {"momentum_buffer": shape} | ({} if group["row_beta"] is None else {"row_moments": rows})
+        case "adafactor" if len(shape) > 1:
+            columns = torch.Size((*shape[:-2], 1, shape[-1]))
+            return {"step": number, "row_var": torch.Size((*shape[:-1], 1)), "col_var": columns}
+        case _:
+            return {"step": number, "variance": shape}
+
+
 def restore_optimizer_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], file: Path
 ) -> None:
     """Restore the tensors of `named_optimizer_state`, read from `file`. Raises DamagedFile if they do not fit."""
-    weights = dict(model.named_parameters())
-    state_kinds = _STATE_KINDS[type(optimizer)]
+    shapes = state_shapes(optimizer)
+    weights = {name: weight for name, weight in model.named_parameters() if weight in shapes}
     for key, value in tensors.items():
         name, _, kind = key.rpartition("/")
-        if name in weights and kind != "step":
-            expected = weights[name].shape
-        else:
-            expected = torch.Size()
-        if name not in weights or kind not in state_kinds or value.shape != expected:
+        expected = shapes[weights[name]] if name in weights else {}
+        if value.shape != expected.get(kind):
             raise DamagedFile(f"{file} is damaged: {key:.80} {tuple(value.shape)} fits no weight of the model")
         # torch takes a state with one part for a whole one, and would fail at the next step
-        if any(f"{name}/{kind_name}" not in tensors for kind_name in state_kinds):
+        if any(f"{name}/{kind_name}" not in tensors for kind_name in expected):
             raise DamagedFile(f"{file} is damaged: a part of the state of {name} is missing")
         weight = weights[name]
         # a copy: tensors in a file's memory map are aligned differently, which can change the last bit of a sum

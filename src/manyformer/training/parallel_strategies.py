@@ -20,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from manyformer.base.errors import UserError
 from manyformer.models import Model
+from manyformer.models.model import model_name
 from manyformer.nn.attention.attention import Attention, named_attention
 from manyformer.nn.attention.kv_cache import SelfSource, WindowSource
 from manyformer.nn.batches import Batch
@@ -31,6 +32,7 @@ from manyformer.recipes import build
 from manyformer.training.layers import stack_layers
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP, DDPStrategy, ParallelStrategy, ProcessGroup
 from manyformer.training.sharded_checkpoints import read_shards, write_shards
+from manyformer.training.weight_average import WeightAverage
 
 TOKENWISE_LAYERS = (Attention, Chain, FeedForward, GatedFeedForward, Pointwise, Residual)
 """The layers that process each token alone, and attention, in which tokens meet."""
@@ -57,11 +59,19 @@ class FSDPStrategy(ParallelStrategy):
         # torch leaves the root module's weights gathered for a backward pass, and they would be saved unsharded
         prepared.reshard()
 
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        write_shards(model, optimizer, folder)
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
+        write_shards(model, optimizer, folder, average)
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        read_shards(model, optimizer, folder)
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
+        read_shards(model, optimizer, folder, average)
 
     def full_model(self, model: Model) -> Model:
         options = StateDictOptions(full_state_dict=True, cpu_offload=True)
@@ -77,7 +87,13 @@ def shard_model(model: Model, **options: Any) -> None:
     """Let each layer of the model's stacks, and the model around them, be a unit of torch's `fully_shard`.
 
     A weight that several layers share belongs to the unit of the model: that of a layer would release it after the
-    layer, and each of the others would have a weight of its own. `options` are those of `fully_shard`."""
+    layer, and each of the others would have a weight of its own. `options` are those of `fully_shard`. Raises UserError
+    for a model with a scalar weight."""
+    if scalar := next((name for name, weight in model.named_parameters() if not weight.ndim), None):
+        raise UserError(
+            f"strategy=fsdp (torch's fully_shard) divides no scalars, and {scalar} of {model_name(model)} is one: "
+            "strategy=ddp trains it"
+        )
     # a layer is the unit of sharding: its weights are gathered to run it, and released
     layers = list(stack_layers(model))
     uses = Counter(weight for layer in layers for weight in set(layer.parameters()))
@@ -121,11 +137,19 @@ class ContextStrategy(ParallelStrategy):
     def after_scoring(self, prepared: nn.Module) -> None:
         pass
 
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        self._replicas.write(model, optimizer, folder)
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
+        self._replicas.write(model, optimizer, folder, average)
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        self._replicas.read(model, optimizer, folder)
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
+        self._replicas.read(model, optimizer, folder, average)
 
     def full_model(self, model: Model) -> Model:
         return model

@@ -21,6 +21,7 @@ from manyformer.models.model_files import read_tensors, read_weights
 from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.devices import collective_device, device_kind
 from manyformer.training.optimizers import named_optimizer_state, restore_optimizer_state
+from manyformer.training.weight_average import AVERAGE_FILE, WeightAverage
 
 _MAX_MESSAGE_BYTES = 2000
 _LONGEST_PREPARATION = timedelta(days=100)
@@ -195,12 +196,20 @@ class ParallelStrategy(ABC):
         """Release buffers after a forward pass without backward pass."""
 
     @abstractmethod
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-        """Write this process's part of weights and optimizer into a folder that all processes can access."""
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
+        """Write this process's part of weights, optimizer and average into a folder that all processes can access."""
 
     @abstractmethod
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-        """Restore the weights, and the optimizer unless None, whichever strategy and number of processes wrote them."""
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
+        """Restore the weights, and what else is given, whichever strategy and number of processes wrote them."""
 
     @abstractmethod
     def full_model(self, model: Model) -> Model:
@@ -233,22 +242,35 @@ class DDPStrategy(ParallelStrategy):
     def after_scoring(self, prepared: nn.Module) -> None:
         pass
 
-    def write(self, model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    def write(
+        self, model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+    ) -> None:
         if self.process_group.is_main_process:
             model.write_files(folder)
             with atomic_path(folder / OPTIMIZER_FILE) as file:
                 save_file(named_optimizer_state(model, optimizer), file)
+            if average is not None:
+                with atomic_path(folder / AVERAGE_FILE) as file:
+                    save_file(average.named_tensors(), file)
 
-    def read(self, model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
+    def read(
+        self,
+        model: Model,
+        optimizer: torch.optim.Optimizer | None,
+        folder: Path,
+        average: WeightAverage | None = None,
+    ) -> None:
         # loads torch's distributed checkpoint engine
         from manyformer.training.sharded_checkpoints import is_sharded, read_shards
 
         if is_sharded(folder):
-            read_shards(model, optimizer, folder)
+            read_shards(model, optimizer, folder, average)
             return
         read_weights(model, folder)
         if optimizer is not None:
             restore_optimizer_state(model, optimizer, read_tensors(folder, OPTIMIZER_FILE), folder / OPTIMIZER_FILE)
+        if average is not None:
+            average.restore(read_tensors(folder, AVERAGE_FILE), folder / AVERAGE_FILE)
 
     def full_model(self, model: Model) -> Model:
         return model

@@ -1,10 +1,13 @@
 """What each process adds to a checkpoint: the states of its random generators, and what its model carries on.
 
-All generators of a process are seeded here too."""
+All generators of a process are seeded here too, and its operations made deterministic."""
 
 import base64
 import json
+import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -34,6 +37,22 @@ def seed_everything(seed: int) -> None:
     # NumPy takes seeds of 32 bits
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+@contextmanager
+def deterministic_algorithms(*, on: bool) -> Iterator[None]:
+    """Let torch use only operations that repeat their results to the last bit while the block runs, if `on`."""
+    if not on:
+        yield
+        return
+    # cuBLAS reads it once, before its first product on a GPU, and repeats its results with a buffer of this size
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    previous = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(previous)
 
 
 class GeneratorStates(FileRecord):

@@ -3,7 +3,9 @@
 `manyformer train --dry-run` prints it, a training begins with the part that takes no time, and a comparison checks all
 of its cases by it."""
 
+import copy
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -24,10 +26,21 @@ from manyformer.nn.batches import Batch
 from manyformer.nn.runtime.devices import check_memory_of, check_model_fits
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.parts.registry import build_on_meta
-from manyformer.training.build_model import choose_device, model_keywords, takes_length_of_data, training_copies
+from manyformer.training.build_model import (
+    adapt_model,
+    choose_device,
+    model_keywords,
+    takes_length_of_data,
+    training_copies,
+)
+from manyformer.training.checkpoints import find_branch
 from manyformer.training.init_from import check_tokenizers
+from manyformer.training.layers import chosen_layers
+from manyformer.training.parameter_rules import ParameterRule, parameter_rules
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 from manyformer.training.run_folder import model_folder
+from manyformer.training.schedules import Schedule, make_schedule
+from manyformer.training.width_transfer import rate_scales
 
 
 class PlannedModel(NamedTuple):
@@ -69,6 +82,19 @@ def check_before_data(run: RunConfig, device: torch.device) -> None:
     if run.data.fills_rows and type(max_length) is int and max_length < run.data.row_length:
         # the model decides: with relative positions it may have no greatest length
         check_lengths([row_limit(run.data.row_length)], build_on_meta(run.recipe, keywords).max_length)
+
+
+def planned_rules(run: RunConfig, model: Model) -> list[ParameterRule]:
+    """How the run trains each weight of its planned model, adapters included. Raises UserError as a training does."""
+    adapted = copy.deepcopy(model)
+    adapt_model(adapted, run)
+    return parameter_rules(adapted, run.optim, rate_scales(run, model))
+
+
+def check_layers(run: RunConfig, model: Model) -> None:
+    """Raise UserError for a choice of layers that `model` does not have."""
+    if run.activation_checkpointing:
+        chosen_layers(model, run.activation_checkpointing)
 
 
 def check_memory(run: RunConfig, model: Model) -> None:
@@ -125,6 +151,16 @@ def planned_model(run: RunConfig, survey: DataSurvey, expected: PlannedModel) ->
     return PlannedModel(model, None, longest)
 
 
+def planned_schedule(run: RunConfig, model: Model) -> Schedule:
+    """The learning rates of a run that has not begun. Raises UserError for a checkpoint to branch from that is none."""
+    branch = None
+    if run.branch_from is not None:
+        assert run.out is not None
+        checkpoint = find_branch(run.branch_from, Path(run.out), SINGLE_PROCESS_GROUP)
+        branch = checkpoint.state.train_state.amounts
+    return make_schedule(run, width=model.spec.keywords.get("dim"), branch=branch)
+
+
 class RunChecker:
     """Finds what will make runs fail before they train; runs with equal data share one look at it.
 
@@ -142,6 +178,7 @@ class RunChecker:
             read_spec(model_folder(run.init_from))
         expected = expected_model(run)
         check_memory(run, expected.model)
+        check_layers(run, expected.model)
         if not with_data:
             return
         survey = self._survey(run)

@@ -32,6 +32,7 @@ from manyformer.config import (
     InitialModel,
     RecipeLookup,
     RunConfig,
+    WSDSchedule,
     describe_misfits,
     differences,
     dump_run,
@@ -42,7 +43,8 @@ from manyformer.models.tasks.masked_language_modelling import CLASSES, HEAD
 from manyformer.nn.runtime.devices import gpu_name
 from manyformer.recipes import Recipe, get_recipe, modules_to_import, recipe_names
 from manyformer.recipes.parts.registry import recipe_of_spec
-from manyformer.training.train_state import TrainState, make_schedule, run_progress
+from manyformer.training.schedules import make_schedule
+from manyformer.training.train_state import TrainState, run_progress
 
 RESULT_FILE = "result.json"
 ENVIRONMENT_FILE = "env.json"
@@ -177,16 +179,20 @@ def write_run_file(folder: Path, run: RunConfig, *, state: TrainState | None, lo
         if changed := differences(previous, run):
             remedy = "restore them, choose another out, or start over with fresh"
             raise UserErrors([f"{folder} was trained with other settings, those of {file}; {remedy}", *changed])
-        if previous.limits != run.limits and isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None:
+        ends_with_run = isinstance(run.schedule, WSDSchedule) or (
+            isinstance(run.schedule, CosineSchedule) and run.schedule.steps is None
+        )
+        if previous.limits != run.limits and ends_with_run:
             log(_describe_new_course(previous, run, state))
     with report_disk_full(f"the run file {file}"):
         atomic_write_text(file, dump_run(run))
 
 
 def _describe_new_course(previous: RunConfig, run: RunConfig, state: TrainState) -> str:
-    """What other limits do to the learning rate of a cosine that ends with the run, where the run goes on."""
+    """What other limits do to a learning rate that falls to the end of the run, where the run goes on."""
     old_rate, new_rate = (
-        make_schedule(config, width=None)(state.step + 1, run_progress(config, state)) for config in (previous, run)
+        make_schedule(config, width=None, branch=state.branch)(state.step + 1, run_progress(config, state))
+        for config in (previous, run)
     )
     if f"{old_rate:.3g}" == f"{new_rate:.3g}":
         course = f"stays at {old_rate:.3g}"

@@ -42,7 +42,7 @@ from manyformer.training.build_model import (
     make_engine,
     open_run_data,
 )
-from manyformer.training.checkpoints import Checkpoint, CheckpointStore, CheckpointWriter
+from manyformer.training.checkpoints import Checkpoint, CheckpointStore, CheckpointWriter, find_branch
 from manyformer.training.events import (
     EventListener,
     LiveReporter,
@@ -65,7 +65,7 @@ from manyformer.training.process_group import (
     name_lost_process,
     process_group_from_environment,
 )
-from manyformer.training.process_state import seed_everything
+from manyformer.training.process_state import deterministic_algorithms, seed_everything
 from manyformer.training.run_checks import check_before_data
 from manyformer.training.run_folder import (
     RESULT_FILE,
@@ -77,9 +77,18 @@ from manyformer.training.run_folder import (
     write_environment,
     write_run_file,
 )
-from manyformer.training.train_state import TrainState, end_reason, make_schedule, make_warmup
+from manyformer.training.schedules import make_schedule, make_warmup
+from manyformer.training.train_state import RunAmounts, TrainState, end_reason
 from manyformer.training.training_loop import TrainingLoop
-from manyformer.training.validation import ResultRecord, Validator, WeightChoice, choose_weights, model_card, plain_pass
+from manyformer.training.validation import (
+    AverageChoice,
+    ResultRecord,
+    Validator,
+    WeightChoice,
+    choose_weights,
+    model_card,
+    plain_pass,
+)
 
 NEXT_COMMANDS = 3
 """So many commands that use the model are shown at the end."""
@@ -166,6 +175,7 @@ def train_in_process(
     with (
         initialized_process_group(process_group, device, timeout_minutes=run.process_timeout),
         handle_stop_signals() as stop_signal,
+        deterministic_algorithms(on=run.deterministic),
         ExitStack() as resources,
     ):
         with process_group.raise_together():
@@ -210,7 +220,10 @@ class TrainingSession:
         strategy = choose_strategy(run.strategy, process_group)
         self.store = CheckpointStore(out / "checkpoints", process_group)
         checkpoint = self.store.newest(self._log)
-        if checkpoint is None and run.init_from is not None:
+        branch = None
+        if checkpoint is None and run.branch_from is not None:
+            branch = find_branch(run.branch_from, out, process_group)
+        if checkpoint is None and branch is None and run.init_from is not None:
             # refused now, because data may take long to prepare
             read_spec(model_folder(run.init_from))
         if checkpoint is None:
@@ -220,7 +233,7 @@ class TrainingSession:
         # the main process writes the prepared data, which the others then read
         with process_group.main_process_first(), report_out_of_memory("in the preparation of the data", smaller):
             self.data = open_data(run, out, self._log)
-        self._make_model(checkpoint, device)
+        self._make_model(checkpoint, branch, device)
         # before the model may be divided into shards
         self.num_parameters = sum(weight.numel() for weight in self.model.parameters())
         self.engine = make_engine(run, self.model, self.data.train, device, strategy)
@@ -230,12 +243,15 @@ class TrainingSession:
         self._ahead = batches_ahead(run.batch.ahead, self.data.train, self.engine.device)
         self._copies = DeviceCopies(self.engine.device)
         self.validator = self._make_validator(strategy.data_group)
-        self.loop = self._make_loop(checkpoint, stop_signal)
+        self.loop = self._make_loop(checkpoint or branch, checkpoint, stop_signal)
         # before a checkpoint is read, whose notes come after what the run is
         self._report_started(device)
         if checkpoint is not None:
             self.loop.resume(checkpoint)
             self._log(f"resuming from step {checkpoint.step}")
+        elif branch is not None:
+            self.loop.begin_branch(branch)
+            self._log(f"going on from step {branch.step} of {branch.folder}")
 
     def _log(self, text: str) -> None:
         self.on_event(TrainingNote(text))
@@ -250,12 +266,14 @@ class TrainingSession:
                 write_run_file(self.out, self.run, state=state, log=self._log)
                 write_environment(self.out, device, has_checkpoint=checkpoint is not None, log=self._log)
 
-    def _make_model(self, checkpoint: Checkpoint | None, device: torch.device) -> None:
+    def _make_model(self, checkpoint: Checkpoint | None, branch: Checkpoint | None, device: torch.device) -> None:
         """Build the model as it is trained; without a checkpoint, which has the weights, also with its first ones."""
+        if branch is not None:
+            self._take_generation_settings(branch)
         # the seed decides the weights, whatever the preparation of the data has drawn
         seed_everything(self.run.seed)
         self.model = self._build(self.run, self.data, device)
-        if checkpoint is None:
+        if checkpoint is None and branch is None:
             self._init_weights(self.run.init_from)
         # the weights are those of the checkpoint, but no checkpoint holds how texts begin and end
         elif (self.out / GENERATION_FILE).is_file():
@@ -264,6 +282,13 @@ class TrainingSession:
         loss = self.run.loss
         if loss.gate_penalty is not None:
             attach_gates(self.model, penalty=loss.gate_penalty, part=loss.gated_part, lr_scale=loss.gate_lr_scale)
+
+    def _take_generation_settings(self, branch: Checkpoint) -> None:
+        """Copy how the texts of the other run begin and end, which no checkpoint holds."""
+        file = branch.folder.parent.parent / GENERATION_FILE
+        with self.process_group.raise_together():
+            if self.process_group.is_main_process and file.is_file():
+                GenerationSettings.read(file).write(self.out / GENERATION_FILE)
 
     def _make_validator(self, rows: ProcessGroup) -> Validator:
         """The scoring of held-out data, of which each process of `rows` reads its share."""
@@ -376,7 +401,10 @@ class TrainingSession:
                 saved = f"{self.store.path(steps[-1])} is intact"
             raise OutOfMemory(f"{error}; {saved}") from error
 
-    def _make_loop(self, checkpoint: Checkpoint | None, stop_signal: StopSignal) -> TrainingLoop:
+    def _make_loop(
+        self, source: Checkpoint | None, checkpoint: Checkpoint | None, stop_signal: StopSignal
+    ) -> TrainingLoop:
+        """The loop that goes on from `source`, which is the `checkpoint` of this run or one of another run."""
         run = self.run
         feed = self.data.train
         rows = self.engine.strategy.data_group
@@ -389,12 +417,24 @@ class TrainingSession:
             self.engine,
             feed,
             self.validator,
-            learning_rate=make_schedule(run, width=self.model.spec.keywords.get("dim")),
+            learning_rate=make_schedule(
+                run, width=self.model.spec.keywords.get("dim"), branch=self._branch_point(source)
+            ),
             checkpoint_writer=CheckpointWriter(self.store, self.engine, feed, self._log),
             sinks=self._make_sinks(checkpoint) if self.process_group.is_main_process else (),
             on_event=self.on_event,
             stop_signal=stop_signal,
         )
+
+    def _branch_point(self, source: Checkpoint | None) -> RunAmounts | None:
+        """What had been consumed where this run went on from another one."""
+        if source is None:
+            return None
+        state = source.state.train_state
+        # a run that itself began as a branch may be branched again, which the record of its own begin does not tell
+        if self.run.branch_from is not None and not source.folder.is_relative_to(self.store.folder):
+            return state.amounts
+        return state.branch
 
     def _prepare_batch(self, batch: Batch) -> PreparedBatch:
         """What the thread that reads ahead does with a batch."""
@@ -424,7 +464,10 @@ class TrainingSession:
         summary_lines = (
             *self.data.glance(),
             *self._model_lines(),
-            ("device", f"{device}{threads}{processes}, seed {self.run.seed}"),
+            (
+                "device",
+                f"{device}{threads}{processes}, seed {self.run.seed}{', deterministic' * self.run.deterministic}",
+            ),
             ("run", str(self.out)),
         )
         self.on_event(TrainingStarted(summary_lines, self.out))
@@ -448,18 +491,33 @@ class TrainingSession:
         train_state = self.loop.train_state
         save = self.run.save
         last = train_state.step
-        single = WeightChoice(self.store.path(last), f"those of the last step, {last}", train_state.scores)
+        label = "the moving averages" if self.engine.scores_average else "those"
+        single = WeightChoice(self.store.path(last), f"{label} of the last step, {last}", train_state.scores)
         for rank, entry in enumerate(train_state.ranking[: save.keep_best]):
             # the checkpoint of the last step exists in any case
             if entry.step == last:
                 break
             if self.store.is_intact(entry.step, self._log):
-                description = f"those of step {entry.step}, the best{' of the intact ones' if rank else ''}"
+                description = f"{label} of step {entry.step}, the best{' of the intact ones' if rank else ''}"
                 single = WeightChoice(self.store.path(entry.step), description, entry.scores)
                 break
-        if save.average_last:
-            scheduled = self.loop.scheduled_steps()[-save.average_last :]
-        else:
-            scheduled = []
+        return choose_weights(self.engine, single, self._average_choice(last), self.validator)
+
+    def _average_choice(self, last: int) -> AverageChoice | None:
+        """The average that the final model has if it scores better than one checkpoint, None without one."""
+        engine = self.engine
+        if engine.average is not None and not engine.scores_average:
+            folder = self.store.path(last)
+            return AverageChoice(
+                f"the moving average of step {last}", lambda: engine.read_weights(folder, averaged=True)
+            )
+        save = self.run.save
+        if not save.average_last:
+            return None
+        scheduled = self.loop.scheduled_steps()[-save.average_last :]
         averaged = [self.store.path(step) for step in scheduled if self.store.is_intact(step, self._log)]
-        return choose_weights(self.engine, single, averaged, self.validator)
+        if len(averaged) < 2:
+            return None
+        return AverageChoice(
+            f"the average of the last {len(averaged)} checkpoints", lambda: engine.average_checkpoints(averaged)
+        )

@@ -18,7 +18,8 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from manyformer.base.errors import UserError
 from manyformer.base.files.verified_folder import VerifiedFolder
 from manyformer.models import Model
-from manyformer.training.optimizers import named_optimizer_state
+from manyformer.training.optimizers import named_optimizer_state, state_shapes
+from manyformer.training.weight_average import AVERAGE_KIND, WeightAverage
 
 
 def is_sharded(folder: Path) -> bool:
@@ -26,17 +27,23 @@ def is_sharded(folder: Path) -> bool:
     return any(folder.glob("shard-*.safetensors"))
 
 
-def write_shards(model: Model, optimizer: torch.optim.Optimizer, folder: Path) -> None:
-    """Write model and optimizer to a checkpoint, each process its own shard."""
+def write_shards(
+    model: Model, optimizer: torch.optim.Optimizer, folder: Path, average: WeightAverage | None = None
+) -> None:
+    """Write model, optimizer and average to a checkpoint, each process its own shard."""
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     # a tied weight is written once
     weights = {name: weight.detach() for name, weight in model.named_parameters()}
     tensors = weights | _buffers(model) | named_optimizer_state(model, optimizer)
+    if average is not None:
+        tensors |= average.named_tensors()
     _reraise_original(lambda: save(tensors, storage_writer=writer))
 
 
-def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: Path) -> None:
-    """Load model and optimizer from a checkpoint, sharded or not; the model may be sharded or not as well.
+def read_shards(
+    model: Model, optimizer: torch.optim.Optimizer | None, folder: Path, average: WeightAverage | None = None
+) -> None:
+    """Load model, optimizer and average from a checkpoint, sharded or not; the model may be sharded or not as well.
 
     Raises UserError if a weight is missing from the checkpoint.
     """
@@ -54,6 +61,8 @@ def read_shards(model: Model, optimizer: torch.optim.Optimizer | None, folder: P
     tensors |= _buffers(model)
     if optimizer is not None:
         tensors |= _init_optimizer_state(model, optimizer, saved)
+    if average is not None:
+        tensors |= average.named_tensors()
     with warnings.catch_warnings():
         # a single process reads without torch.distributed
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -76,19 +85,25 @@ def _buffers(model: Model) -> dict[str, Tensor]:
 def _init_optimizer_state(model: Model, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Tensor]:
     """Allocate the optimizer state that the checkpoint holds, each tensor sharded like its weight."""
     tensors: dict[str, Tensor] = {}
-    weights = dict(model.named_parameters())
+    shapes = state_shapes(optimizer)
+    weights = {name: weight for name, weight in model.named_parameters() if weight in shapes}
     for key, metadata in saved.items():
         name, slash, kind = key.rpartition("/")
-        if not slash:
+        if not slash or kind == AVERAGE_KIND:
             continue
         if name not in weights:
-            raise UserError(f"the optimizer's {key} belongs to no weight of the model")
+            raise UserError(f"the optimizer's {key} belongs to no trained weight of the model")
         weight = weights[name]
-        # a state of the weight's shape is sharded like it, a step counter is not
+        if shapes[weight].get(kind) != metadata.size:
+            raise UserError(f"the optimizer's {key} {tuple(metadata.size)} is of another optimizer than the run's")
+        missing = next((part for part in shapes[weight] if f"{name}/{part}" not in saved), None)
+        if missing is not None:
+            raise UserError(f"the optimizer's {name}/{missing} is missing from the checkpoint")
+        # a state of the weight's shape is sharded like it, a step counter and means of rows are not
         if metadata.size == weight.shape:
             value = torch.zeros_like(weight.detach())
         else:
-            value = torch.zeros(metadata.size)
+            value = torch.zeros(metadata.size, device=weight.device)
         optimizer.state[weight][kind] = tensors[key] = value
     return tensors
 

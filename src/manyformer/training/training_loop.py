@@ -27,7 +27,8 @@ from manyformer.training.checkpoints import Checkpoint, CheckpointWriter
 from manyformer.training.engine import MAX_OVERFLOWS_IN_ROW, MovementWatch, StepResult, TrainingEngine
 from manyformer.training.events import CheckpointSaved, EventListener, TrainingNote, TrainingProgress, TrainingValidated
 from manyformer.training.metrics import MetricsRow, MetricsSink, extend_sum, finite_row
-from manyformer.training.train_state import LearningRateFn, MetricsWindow, TrainState, end_reason, run_progress
+from manyformer.training.schedules import LearningRateFn
+from manyformer.training.train_state import MetricsWindow, TrainState, end_reason, passes_of_step, run_progress
 from manyformer.training.validation import Validator
 
 PROGRESS_SECONDS = 0.2
@@ -89,6 +90,17 @@ class TrainingLoop:
         self.train_state = self.checkpoint_writer.read(checkpoint)
         self._checkpointed = checkpoint.step, self.train_state.last_evaluated_step
         self._check_finite_tensors()
+
+    def begin_branch(self, checkpoint: Checkpoint) -> None:
+        """Go on from the checkpoint of another run; this run has it too, before its first step.
+
+        Raises UserError if this run would end where it begins."""
+        self.train_state = self.checkpoint_writer.read(checkpoint)
+        self.train_state.begin_branch()
+        if reason := end_reason(self.run, self.train_state):
+            remedy = "set a greater limit, which counts from the beginning of that run"
+            raise UserError(f"branch_from: {checkpoint.folder} is where this run ends already ({reason}); {remedy}")
+        self.checkpoint()
 
     def train(self) -> str:
         """Train to the end and return the reason. Raises TrainingInterrupted, TrainingDiverged or DiskFull."""
@@ -156,6 +168,8 @@ class TrainingLoop:
         self._movement.count_step(self._current_rate)
         if self._updates_itself:
             run_post_step_updates(self.engine.model, train_state.step)
+        if self.engine.average is not None:
+            self.engine.average.update(train_state.step)
         train_state.tokens += result.tokens
         train_state.epochs = feed.epoch + feed.batch / feed.batches
         if len(self._pending_steps) >= self._sync_every or self._needs_sync():
@@ -164,7 +178,7 @@ class TrainingLoop:
     def _take_batches(self) -> list[Batch]:
         """The batches of a step; the time until they are there is time without training."""
         start_time = time.perf_counter()
-        batches = [next(self.feed) for _ in range(self.run.batch.accumulate)]
+        batches = [next(self.feed) for _ in range(passes_of_step(self.run.batch, self.train_state))]
         self.train_state.window.data_seconds += time.perf_counter() - start_time
         return batches
 
@@ -321,7 +335,11 @@ class TrainingLoop:
             return
         start_time = time.perf_counter()
         work = f"in the evaluation of step {train_state.step}"
-        with report_out_of_memory(work, _smaller_step(self.run)), report_missing_operator(self.run.recipe):
+        with (
+            report_out_of_memory(work, _smaller_step(self.run)),
+            report_missing_operator(self.run.recipe),
+            self.engine.scored_weights(),
+        ):
             # all processes must agree to stop, because they score the data together
             scores = self.validator(lambda: self._process_group.any_process(self.stop_signal.signal_name))
         self._add_elapsed_time()

@@ -147,21 +147,28 @@ class WeightChoice(NamedTuple):
     scores: dict[str, float]
 
 
+class AverageChoice(NamedTuple):
+    """An average of weights that the final model has if it scores better: its description, and how it is loaded."""
+
+    description: str
+    load: Callable[[], None]
+
+
 def choose_weights(
-    engine: TrainingEngine, single: WeightChoice, averaged: Sequence[Path], validator: Validator
+    engine: TrainingEngine, single: WeightChoice, average: AverageChoice | None, validator: Validator
 ) -> WeightChoice:
-    """Load the weights of `single` into the model, or the average of checkpoints if that scores better."""
-    if len(averaged) > 1:
-        engine.average(averaged)
+    """Load the weights of `single` into the model, or an average if that scores better."""
+    if average is not None:
+        average.load()
         scores = validator()
         assert scores is not None
-        description = f"the average of the last {len(averaged)} checkpoints"
+        description = average.description
         if validator.sort_key(scores) < validator.sort_key(single.scores):
             return single._replace(description=f"{description}, better than {single.description}", scores=scores)
         comparison = f"{description} is not better ({validator.metric} {scores[validator.metric]:.4f})"
         single = single._replace(description=f"{single.description}; {comparison}")
     # the model holds the average, or the weights of the last step
-    engine.read_weights(single.checkpoint)
+    engine.read_weights(single.checkpoint, averaged=engine.scores_average)
     return single
 
 

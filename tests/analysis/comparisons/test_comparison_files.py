@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from manyformer.analysis.comparisons.compare import read_comparison
 from manyformer.analysis.comparisons.sizing import TOLERANCE, body_parameters
@@ -10,6 +11,8 @@ from manyformer.analysis.comparisons.suite_runner import read_suite
 from manyformer.base.errors import UserErrors
 from manyformer.config import shipped_comparisons, shipped_runs
 from manyformer.config.suite import is_suite
+from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.recipes import RECIPES
 
 FILE = """# Which position is best?
 # In two lines.
@@ -101,6 +104,13 @@ def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     assert f"comparisons/{name}" not in shipped_runs()
 
 
+def test_every_causal_language_model_has_the_budget_of_nanogpt() -> None:
+    cases = yaml.safe_load(shipped_comparisons()["suite/characters"].read_text(encoding="utf-8"))["cases"]
+    causal = {name for name, recipe in RECIPES.items() if recipe.card.task is LANGUAGE_MODELLING}
+    causal = {name for name in causal if "causal" in RECIPES[name].card.promises}
+    assert {settings.get("recipe", name) for name, settings in cases.items()} == causal
+
+
 PAPERS = [
     *("translation/kernels", "translation/fixed-vector", "content/sinkhorn", "content/duplication", "content/routing"),
     *("kernels/from-softmax", "kernels/pairs", "kernels/projected-length", "depth/span-cache", "memory/carried-sums"),
@@ -134,6 +144,34 @@ def test_all_trials_are_cases_of_their_own_with_the_weights_of_the_same_trial(tm
         f"{name}, optim.lr {rate}" for name in ("learned", "rope", "yarn", "lm") for rate in ("0.001", "0.01")
     ]
     assert actual.case("yarn, optim.lr 0.01").trained_by == "rope, optim.lr 0.01"
+
+
+def test_a_case_may_have_trials_of_its_own(tmp_path: Path) -> None:
+    own = "  rope:\n    trials: {optim.lr: [0.1, 0.2, 0.3]}\n"
+    text = FILE.replace("score: [loss", "trials: {optim.lr: [0.001, 0.01]}\nscore: [loss").replace("  rope:\n", own)
+    rates = {
+        case.name: [trial.run.optim.lr for trial in case.trials]
+        for case in read_comparison(written(tmp_path, text)).cases
+    }
+    # a case with the weights of another has its trials
+    assert rates["rope"] == rates["yarn"] == [0.1, 0.2, 0.3]
+    assert rates["learned"] == rates["lm"] == [0.001, 0.01]
+    for wrong in ("[0.1]", "{optim.lr: 0.1}", "{optim.lr: []}"):
+        (message,) = refused(tmp_path, text.replace("{optim.lr: [0.1, 0.2, 0.3]}", wrong))
+        assert "rope.trials: must be settings with a list of values each, not " in message
+
+
+@pytest.mark.parametrize("name", ["optimizers/characters", "optimizers/stdlib"])
+def test_optimizers_have_as_many_rates_each(name: str) -> None:
+    comparison = read_comparison(name, ["data.path=text.txt"])
+    assert {len(case.trials) for case in comparison.cases} == {4}
+    assert {case.run.optim.name for case in comparison.cases} == {"adamw", "muon"}
+    # all else is equal
+    runs = [
+        case.run.model_copy(update={"optim": comparison.cases[0].run.optim, "out": None}) for case in comparison.cases
+    ]
+    assert len({run.model_dump_json() for run in runs}) == 1
+    assert comparison.file.seeds == 3
 
 
 def test_models_become_as_large_as_the_reference(tmp_path: Path) -> None:

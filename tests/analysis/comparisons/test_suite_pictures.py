@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from manyformer.analysis.comparisons import suite_pictures
-from manyformer.analysis.comparisons.advise import SuiteRecord, read_results
 from manyformer.analysis.comparisons.suite_pictures import FEW_CASES, SUITE_FIGURES, draw_suite
+from manyformer.analysis.comparisons.suite_results import SuiteRecord, read_results
 from manyformer.base.files.figures import BACKGROUND_COLOR
 from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.recipes import RECIPES

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from scipy import stats
 
-from manyformer.analysis.comparisons.advise import advise, read_results
+from manyformer.analysis.comparisons.advise import advise
 from manyformer.analysis.comparisons.claims import holm_adjusted, paired_t_test, student_t_tails
 from manyformer.analysis.comparisons.comparison_report import spell_duration
 from manyformer.analysis.comparisons.planner import PlannedCase, TrainingPlan, TrainingTiming, with_budget
 from manyformer.analysis.comparisons.sizing import TOLERANCE, body_parameters
-from manyformer.analysis.comparisons.suite_report import EQUAL_STEPS, SuiteResult
+from manyformer.analysis.comparisons.suite_report import SuiteResult
+from manyformer.analysis.comparisons.suite_results import EQUAL_STEPS, find_results, read_results
 from manyformer.analysis.comparisons.suite_runner import (
     SuiteOptions,
-    find_results,
     fitting_recipes,
     read_suite,
     run_suite,
@@ -181,8 +181,7 @@ def test_the_same_seed_gives_the_same_table_after_a_kill(
 
 def test_advice_quotes_rows_and_says_where_they_end(finished_suite: tuple[Path, SuiteResult, list[str]]) -> None:
     folder, result, _ = finished_suite
-    suite = read_results(folder / "out")
-    advice = advise(suite, length=16_000, task="duplicate")
+    advice = advise(results=folder / "out", length=16_000, task="duplicate")
     means = {case: result.tasks[1].results[EQUAL_STEPS].mean(case, "loss") for case in result.cases}
     # the score is the loss: less is better
     assert [row.case for row in advice.rows] == sorted(means, key=lambda case: means[case] or 0)
@@ -192,11 +191,11 @@ def test_advice_quotes_rows_and_says_where_they_end(finished_suite: tuple[Path, 
     assert 2 * 16_000 * 16 * 4 <= states["transformer-lm"] < 3 * 16_000 * 16 * 4
     assert states["linear"] < 4096
     assert any("of quality at 16,000 the rows say nothing" in limit for limit in advice.limits)
-    frugal = advise(suite, length=16_000, task="state", memory=100_000)
+    frugal = advise(results=folder / "out", length=16_000, task="state", memory=100_000)
     assert [row.case for row in frugal.rows] == ["linear"]
     assert list(frugal.excluded) == ["transformer-lm"]
     with pytest.raises(UserError, match=r"has no task 'recal'; .*markov"):
-        advise(suite, length=16, task="recal")
+        advise(results=folder / "out", length=16, task="recal")
 
 
 @pytest.mark.slow
@@ -208,7 +207,7 @@ def test_advice_without_a_suite_of_ones_own_rests_on_the_shipped_results(
     shipped = read_suite("suite/full", chosen=list(suite.costs))
     assert [task.task for task in suite.tasks] == [task.name for task in shipped.tasks]
     assert len(suite.costs) >= 14
-    advice = advise(suite, length=16_000, task="recall", memory=10_000_000)
+    advice = advise(length=16_000, task="recall", memory=10_000_000)
     assert set(advice.excluded) >= {"transformer-lm", "gmlp"}
     assert advice.rows[0].case == "transformer-xl"
     # a suite of one's own comes first

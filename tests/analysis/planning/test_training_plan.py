@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from manyformer.analysis.planning import PlanRequest, keywords_of_size, parse_devices, parse_quantity, plan_training
-from manyformer.analysis.planning.hardware import ACCELERATORS, device_at_hand, find_accelerator
+from manyformer.analysis.planning.accelerators import ACCELERATORS, find_accelerator
+from manyformer.analysis.planning.hardware import device_at_hand
 from manyformer.base.errors import UserError
 from manyformer.cli import import_commands
 from manyformer.cli.app import run_command

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from manyformer.nn.recurrent.rwkv_time_mixing import mix_tokens, squared_relu
+from manyformer.nn.feed_forward.feedforward import squared_relu
+from manyformer.nn.recurrent.rwkv_time_mixing import mix_tokens
 from manyformer.nn.runtime import device_reads
 
 WIDTH = 6

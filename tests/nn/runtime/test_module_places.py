@@ -13,6 +13,7 @@ from manyformer.base.errors import UserError
 from manyformer.nn.attention.head_gates import remove_heads
 from manyformer.nn.positions import TransformerXLPosition
 from manyformer.recipes.parts.registry import build_on_meta
+from manyformer.training.parallel_strategies import shard_model
 
 TOKENS = torch.randint(0, 29, (2, 7), generator=torch.Generator().manual_seed(0))
 
@@ -110,3 +111,9 @@ def test_weights_that_sharding_has_made_two_are_refused() -> None:
     position.biases.u = nn.Parameter(position.biases.u.detach().clone())
     with pytest.raises(UserError, match=r"body\.1\.attention\.inner\.position\.biases\.u is shared .*shard_model"):
         logits(model)
+
+
+def test_a_scalar_weight_is_refused_by_name_before_anything_is_sharded() -> None:
+    model = build_tiny("clip", {}, 0)
+    with pytest.raises(UserError, match=r"divides no scalars, and similarity\.log_scale of clip is one: strategy=ddp"):
+        shard_model(model)

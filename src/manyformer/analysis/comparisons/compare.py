@@ -28,6 +28,7 @@ from manyformer.analysis.comparisons.runner import (
 )
 from manyformer.analysis.comparisons.scoring import check_score
 from manyformer.analysis.comparisons.sizing import match_sizes
+from manyformer.analysis.comparisons.suite_results import DEFAULT_FOLDER
 from manyformer.analysis.comparisons.training_task import StepCost, measure_steps, run_settings
 from manyformer.base.errors import UserError, UserErrors, suggest_names
 from manyformer.base.files.json_text import json_text
@@ -41,8 +42,6 @@ from manyformer.recipes.parts.own_modules import LossFn
 from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.run_checks import RunChecker
 from manyformer.training.run_folder import recipe_lookup, rename_aside
-
-DEFAULT_FOLDER = "comparisons"
 
 
 def read_comparison(target: str | Path, overrides: Sequence[str] = ()) -> Comparison:

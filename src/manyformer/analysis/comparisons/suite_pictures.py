@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
-from manyformer.analysis.comparisons.advise import SuiteRecord, TaskRecord
 from manyformer.analysis.comparisons.comparison_report import score_label, write_texts
-from manyformer.analysis.comparisons.suite_report import EQUAL_STEPS, SuiteResult
+from manyformer.analysis.comparisons.suite_report import SuiteResult
+from manyformer.analysis.comparisons.suite_results import EQUAL_STEPS, SuiteRecord, TaskRecord
 from manyformer.base.files.atomic_files import make_folder
 from manyformer.base.files.figures import BACKGROUND_COLOR, QUIET_COLOR, curve_style, panels, write_picture
 from manyformer.recipes import RECIPES

@@ -5,8 +5,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict
-
 from manyformer.analysis.comparisons.claims import SIGNIFICANCE_LEVEL, holm_adjusted, paired_t_test
 from manyformer.analysis.comparisons.comparison_report import (
     NO_VALUE,
@@ -14,6 +12,7 @@ from manyformer.analysis.comparisons.comparison_report import (
     spell_duration,
 )
 from manyformer.analysis.comparisons.scoring import score_kind
+from manyformer.analysis.comparisons.suite_results import EQUAL_STEPS, CaseCosts
 from manyformer.analysis.comparisons.training_task import CaseFailure
 from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import Table, printable
@@ -23,9 +22,6 @@ from manyformer.recipes import get_recipe
 from manyformer.recipes.parts.model_summary import state_bytes_after
 from manyformer.recipes.parts.registry import build_on_meta
 
-EQUAL_STEPS = "equal steps"
-"""The results of the trainings with the steps of the suite's run; the others have the names of their budgets."""
-
 COST_TABLES = (
     ("State for decoding in kB", "state_bytes", 1e-3),
     ("Forward pass in ms", "forward_seconds", 1e3),
@@ -34,39 +30,6 @@ COST_TABLES = (
     ("Millions of operations of a forward pass", "flops", 1e-6),
 )
 """The title of each table of costs, the attribute of the costs at a length, and a factor."""
-
-
-@dataclass(frozen=True)
-class LengthCost:
-    """The cost of one sequence of `length` tokens: seconds of a forward pass and of a training step and the memory of
-    the step in bytes, operations of the forward pass, and the bytes of the state after that many tokens."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    length: int
-    forward_seconds: float | None = None
-    step_seconds: float | None = None
-    step_memory: int | None = None
-    flops: int | None = None
-    state_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class CaseCosts:
-    """The costs of a case's model at each length, with the machine that they were measured on."""
-
-    __pydantic_config__ = ConfigDict(extra="forbid")
-
-    key: str
-    case: str
-    recipe: str
-    keywords: dict[str, Any]
-    machine: str
-    lengths: tuple[LengthCost, ...]
-
-    def at(self, length: int) -> LengthCost | None:
-        """The costs at a length, if they were measured."""
-        return next((cost for cost in self.lengths if cost.length == length), None)
 
 
 def state_bytes_at(recipe: str, keywords: Mapping[str, Any], length: int) -> int | None:

@@ -13,7 +13,6 @@ import torch
 
 from manyformer.analysis.benchmarks import BenchCandidate, bench
 from manyformer.analysis.comparisons.compare import (
-    DEFAULT_FOLDER,
     check_missing,
     comparison_errors,
     comparison_guesses,
@@ -40,14 +39,8 @@ from manyformer.analysis.comparisons.runner import (
 )
 from manyformer.analysis.comparisons.sizing import match_sizes
 from manyformer.analysis.comparisons.suite_pictures import write_suite
-from manyformer.analysis.comparisons.suite_report import (
-    EQUAL_STEPS,
-    CaseCosts,
-    LengthCost,
-    SuiteResult,
-    TaskResult,
-    state_bytes_at,
-)
+from manyformer.analysis.comparisons.suite_report import SuiteResult, TaskResult, state_bytes_at
+from manyformer.analysis.comparisons.suite_results import EQUAL_STEPS, CaseCosts, LengthCost
 from manyformer.analysis.comparisons.training_task import content_hash, open_archive
 from manyformer.base.errors import UserError, UserErrors
 from manyformer.base.files.json_records import JsonLines
@@ -56,7 +49,6 @@ from manyformer.base.system import resumable
 from manyformer.base.type_aliases import LogFn
 from manyformer.config import RunConfig
 from manyformer.config.comparison import Comparison
-from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.config.suite import BudgetName, Suite, SuiteTask, load_suite
 from manyformer.recipes.parts.registry import all_recipes
 from manyformer.training.run_folder import recipe_lookup
@@ -266,12 +258,6 @@ def _measure_costs(key: str, name: str, run: RunConfig, lengths: Sequence[int]) 
         for length in sorted(set(lengths))
     )
     return CaseCosts(key, name, run.recipe, dict(run.model), describe_machine(1), costs)
-
-
-def find_results() -> Path:
-    """The results of the shipped suite of most families that was carried out here, or else those of the package."""
-    folders = [Path(DEFAULT_FOLDER) / name for name in ("suite-full", "suite-quick")]
-    return next((folder for folder in folders if (folder / "results.json").is_file()), SUITE_RESULTS)
 
 
 def plan_suite(

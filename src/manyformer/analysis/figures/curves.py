@@ -34,6 +34,8 @@ from manyformer.training.metrics import MetricsRow, read_rows
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from manyformer.training.rate_search import RateTest
+
 
 FIGURE_INCHES = 8.4
 """The width of the figure of runs."""
@@ -284,6 +286,22 @@ def draw_scores_by_length(scores: Mapping[str, Sequence[ScoreRecord]], picture: 
     axis.set_ylabel("BLEU")
     add_legend(figure)
     write_picture(figure, Path(picture))
+
+
+def draw_rate_test(test: "RateTest", path: Path) -> None:
+    """Write the figure of a learning-rate range test: the loss over the rate, and the suggested rate."""
+    figure, (axis,) = panels(1, 1)
+    axis.plot(test.rates, test.losses, "o", color=BACKGROUND_COLOR, markersize=3, label="loss of a step")
+    axis.plot(test.rates, test.smoothed, color=curve_color(0), label="smoothed")
+    if test.suggested is not None:
+        axis.axvline(test.suggested, color=curve_color(1), linestyle="--", label=f"suggested: {test.suggested:g}")
+    axis.set_xscale("log")
+    # a diverged loss at the end would flatten the part that decides
+    axis.set_ylim(top=max(test.smoothed[0], *test.losses[: len(test.losses) // 2]) * 1.1)
+    axis.set_xlabel("learning rate")
+    axis.set_ylabel("loss (nats)")
+    add_legend(figure)
+    write_picture(figure, path)
 
 
 def draw_regression(regression: KernelRegression, choices: Sequence[BandwidthChoice], path: Path) -> None:

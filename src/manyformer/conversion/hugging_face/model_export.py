@@ -34,12 +34,14 @@ from manyformer.data.tokenizers.tokenizer import Tokenizer
 from manyformer.models.model import Model
 from manyformer.models.model_files import refuse_changed_modules, replacement_folder
 from manyformer.recipes.parts.registry import REMOVED_HEADS, SHARED_QK_DIM, get_recipe
+from manyformer.recipes.parts.speedrun_parts import COMPUTED_PARTS
 
-HEADS_OF_OUR_OWN = {
+OF_OUR_OWN = {
     REMOVED_HEADS: "classes of transformers have all",
     SHARED_QK_DIM: "heads of classes of transformers share no dimensions",
+    **dict.fromkeys(COMPUTED_PARTS, "classes of transformers do not have this part"),
 }
-"""Keywords of attention without a counterpart, with the reasons."""
+"""Keywords without a counterpart, with the reasons."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -206,8 +208,8 @@ def _families_of(model: Model, model_type: str | None) -> list[ModelFamily]:
     families = [family for family in all_families() if family.recipe == name]
     if not families:
         raise UserError(f"no class of transformers equals the recipe {name}")
-    for keyword, reason in HEADS_OF_OUR_OWN.items():
-        if (value := model.spec.keywords.get(keyword)) is not None:
+    for keyword, reason in OF_OUR_OWN.items():
+        if value := model.spec.keywords.get(keyword):
             raise UserError(f"{keyword} is {value}, and {reason}")
     if model_type is None:
         return families

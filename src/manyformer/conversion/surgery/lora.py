@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError, suggest_names
 from manyformer.config import LoraConfig
-from manyformer.nn.attention.attention import Attention
-from manyformer.nn.runtime.training_hooks import AddsToModule
+from manyformer.nn.runtime.training_hooks import AddsToModule, FusedRows
 
 
 @final
@@ -146,7 +145,7 @@ def _block_sizes(owner: nn.Module, leaf: str, layer: nn.Linear) -> list[int]:
     """The outputs of a layer that belong together: those of keys and of values, for a layer that projects both."""
     if not leaf.endswith("kv_proj"):
         return [layer.out_features]
-    if isinstance(owner, Attention):
-        shape = owner.kv_shape
-        return [shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim]
+    parts = owner.row_parts() if isinstance(owner, FusedRows) else {}
+    if f"{leaf}.weight" in parts:
+        return list(parts[f"{leaf}.weight"])
     return [layer.out_features // 2] * 2

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
-from torch import Generator, Tensor, nn
+from torch import Generator, Tensor
+from torch.nn import functional as F
 
 from manyformer.base.environments import VectorEnvironment, make_environment, row_seeds
 from manyformer.base.errors import UserError
@@ -253,18 +254,18 @@ def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> 
     check_token_range(tokens, STEP_IDS)
     embed = model.embed
     is_bounded = model.has_bounded_actions
-    values = _step_table(1 + len(embed.mean) + embed.actions, tokens.device)(tokens).to(embed.mean)
+    values = F.embedding(tokens, _step_table(1 + len(embed.mean) + embed.actions, tokens.device)).to(embed.mean)
     sizes = [1, len(embed.mean), embed.actions]
     returns, observations, vectors = values.split(sizes, -1)
     return Trajectory(returns[..., 0], observations, vectors if is_bounded else tokens % embed.actions)
 
 
-def _step_table(width: int, device: torch.device) -> nn.Embedding:
+def _step_table(width: int, device: torch.device) -> Tensor:
     """Different numbers from -1 to 1 for every token id."""
     ids = torch.arange(STEP_IDS, device=device, dtype=torch.float32)[:, None]
     # incommensurable, so that no two ids have equal vectors
     frequencies = 1 + torch.arange(width, device=device, dtype=torch.float32).sqrt()
-    return nn.Embedding(STEP_IDS, width, _weight=(ids * frequencies + 1).sin())
+    return (ids * frequencies + 1).sin()
 
 
 TRAJECTORIES = TrajectoryImitation()

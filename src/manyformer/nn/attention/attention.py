@@ -13,6 +13,7 @@ from manyformer.base.errors import UserError
 from manyformer.nn.attention.kv_cache.kv_source import CacheSpec, KVShape, KVSource, ProjectKV, SelfSource
 from manyformer.nn.attention.kv_cache.window_cache import WindowSource
 from manyformer.nn.attention.output_stages import OutputStage
+from manyformer.nn.attention.value_stages import ValueStage
 from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.core import Context, Layer, LayerOutput, State, TokenPositions
 from manyformer.nn.kernels.kernel import Kernel, KernelCall, named_kernels
@@ -28,6 +29,7 @@ from manyformer.nn.runtime.head_selection import (
     select_outputs,
 )
 from manyformer.nn.runtime.module_places import share_again, shared_tensors
+from manyformer.nn.runtime.training_hooks import FusedRows
 
 
 class MultiHeadLayer(Layer, ABC):
@@ -116,7 +118,7 @@ class AttentionState(NamedTuple):
 
 
 @final
-class Attention(MultiHeadLayer):
+class Attention(MultiHeadLayer, FusedRows):
     """Multi-head attention (Vaswani et al. 2017, section 3.2.2), which every attention of the library configures.
 
     `kv_heads` below `heads` shares keys and values among groups of heads (Ainslie et al. 2023; 1 is Shazeer 2019);
@@ -130,7 +132,8 @@ class Attention(MultiHeadLayer):
     Three parts are those of recurrent layers, and of some with softmax. `short_convolution` mixes the projected
     queries, keys and values with those of the tokens before, before they become heads. `key_heads` below `heads` are
     the heads of queries and keys, which adjacent heads of values and gates share. `output_stage` maps the outputs of
-    the heads to those that the output projection reads. Raises ValueError if widths do not divide, if the
+    the heads to those that the output projection reads. `value_stages` change the projected values, before they are
+    cached, by what the tokens are or by the values of another layer. Raises ValueError if widths do not divide, if the
     position encoding acts on something that the kernel does not let it act on, or if parts exclude each other."""
 
     def __init__(
@@ -150,6 +153,7 @@ class Attention(MultiHeadLayer):
         pre_norm: nn.Module | None = None,
         short_convolution: ShortConvolution | None = None,
         output_stage: OutputStage | None = None,
+        value_stages: Sequence[ValueStage] = (),
         bias: bool = True,
         out_bias: bool | None = None,
     ) -> None:
@@ -172,6 +176,7 @@ class Attention(MultiHeadLayer):
         self.key_heads = kv_heads if key_heads is None else key_heads
         self.short_convolution = short_convolution
         self.output_stage = output_stage
+        self.value_stages: nn.ModuleList | None = None
         head_dim = dim // heads if head_dim is None else head_dim
         value_dim = dim // heads if value_dim is None else value_dim
         # the gates that a kernel needs for each token are projected and cached together with the values
@@ -190,6 +195,8 @@ class Attention(MultiHeadLayer):
         check_key_heads(kernel, self.key_heads, kv_heads, heads)
         if short_convolution is not None:
             check_convolved_kernel(kernel, uses_own_source=source is None)
+        if value_stages:
+            self.set_value_stages(value_stages)
         out_bias = bias if out_bias is None else out_bias
         self.out_proj = nn.Linear(heads * value_dim, dim if out_dim is None else out_dim, bias=out_bias)
         self.reset_parameters()
@@ -205,6 +212,34 @@ class Attention(MultiHeadLayer):
                 nn.init.xavier_uniform_(weight)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        kv_heads, head_dim, value_dim = self.kv_shape
+        if self.kernel.gate_projection is not None:
+            value_dim -= self.kernel.gate_dim
+        # gates that the layer projects with the values are rows of their heads
+        return {"kv_proj.weight": (self.key_heads * head_dim, kv_heads * value_dim)}
+
+    def set_value_stages(self, stages: Sequence[ValueStage]) -> None:
+        """Change projected values by these stages. Raises ValueError where keys and values are not the layer's own."""
+        if not self._reads_itself or self.kernel.gate_dim or self.kernel.tied_qk:
+            raise ValueError(
+                f"{type(self.kernel).__name__} needs self-attention whose values are projected without gates"
+            )
+        self.value_stages = nn.ModuleList(stages)
+
+    def set_convolution(self, size: int) -> None:
+        """Add a convolution of queries, keys and values to these. Raises ValueError where they cannot be convolved."""
+        if self.short_convolution is not None or self.q_proj is None:
+            raise ValueError("queries, keys and values are convolved already, or are not projected apart")
+        check_convolved_kernel(self.kernel, uses_own_source=self._reads_itself)
+        channels = self.q_proj.out_features + self.kv_proj.out_features
+        self.short_convolution = ShortConvolution(channels, size, residual=True)
+
+    @property
+    def _reads_itself(self) -> bool:
+        """Whether its source is the one that layers have by default: their own input."""
+        return type(self.source) is type(default_source(self.kernel))
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         spec = CacheSpec(batch, self.kv_shape, capacity, device, dtype, self.kernel.recurrent)
@@ -294,6 +329,9 @@ class Attention(MultiHeadLayer):
         k, v = torch.split(keys_values, [key_dim, keys_values.shape[-1] - key_dim], dim=-1)
         k = split_heads(k, self.key_heads)
         v = split_heads(v, kv_heads)
+        if self.value_stages is not None:
+            for stage in self.value_stages:
+                v = stage(v, x, positions)
         if self.kernel.gate_dim and self.kernel.gate_projection is not None:
             v = torch.cat([v, self.kernel.gate_projection(x).to(v.dtype)], -1)
         if "key" in self.position.overridden:
@@ -313,6 +351,8 @@ class Attention(MultiHeadLayer):
             raise ValueError("the norm of the outputs is one of several heads together: none of them can be removed")
         if self.kernel.couples_heads:
             raise ValueError(f"{type(self.kernel).__name__} computes heads from one another: none can be removed")
+        if any(stage.couples_layers for stage in self.value_stages or ()):
+            raise ValueError("the layers mix values of the same heads: none of them can be removed from one layer")
         if self.key_heads != self.kv_shape.kv_heads:
             raise ValueError(f"{self.heads} heads share {self.key_heads} heads of keys: none of them can be removed")
         kv_heads = self.kv_shape.kv_heads

@@ -22,11 +22,12 @@ from manyformer.nn.runtime.head_selection import (
     select_head_outputs,
     select_outputs,
 )
+from manyformer.nn.runtime.training_hooks import OptimizerHints
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 
 @final
-class CollaborativeAttention(MultiHeadLayer):
+class CollaborativeAttention(MultiHeadLayer, OptimizerHints):
     """Collaborative multi-head attention (Cordonnier et al. 2020, arXiv:2006.16362, section 3).
 
     In head h the score of query x and key y is (m_h * (W_Q x)).(W_K y) + c_h.y over sqrt(shared / heads). W_Q and W_K,
@@ -35,6 +36,9 @@ class CollaborativeAttention(MultiHeadLayer):
     biases of keys would be the same for all keys of a query. Values are as in `Attention`. The cache holds one key for
     all heads, and the values. Positions must be in the stream. Raises ValueError for invalid widths.
     """
+
+    # the bias of each head is a linear layer
+    adamw_weights = ("key_bias.weight",)
 
     def __init__(
         self, dim: int, heads: int, mask: Mask | None = None, *, shared: int, source: KVSource | None = None
@@ -156,6 +160,8 @@ def _with_shared_dims(layer: MultiHeadLayer, shared: int) -> CollaborativeAttent
         raise ValueError(f"{name} acts on queries, keys or scores, and positions must be in the stream")
     if isinstance(layer.source, HaltedTokenSource):
         raise ValueError("its keys are those of halted tokens, too")
+    if layer.value_stages is not None or layer.short_convolution is not None or layer.output_stage is not None:
+        raise ValueError("stages or a convolution change its queries, keys, values or outputs")
     if heads != layer.heads or layer.pre_norm is not None:
         raise ValueError("it shares its keys among heads, or normalizes its own inputs, already")
     if not dim == layer.out_proj.out_features == heads * value_dim:

@@ -34,11 +34,12 @@ from manyformer.nn.runtime.head_selection import (
     select_head_pairs,
 )
 from manyformer.nn.runtime.torch_internals import is_plain, is_traced
+from manyformer.nn.runtime.training_hooks import FusedRows
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 
 @final
-class GlobalLocalAttention(MultiHeadLayer):
+class GlobalLocalAttention(MultiHeadLayer, FusedRows):
     """Longformer's attention (Beltagy et al. 2020, arXiv:2004.05150, section 3.1).
 
     Tokens attend by `local_mask`, and to global tokens, with one set of projections; global tokens attend to all keys
@@ -68,6 +69,9 @@ class GlobalLocalAttention(MultiHeadLayer):
             select_head_outputs(q_proj, selection)
             select_head_pairs(kv_proj, selection)
         select_head_inputs(self.out_proj, selection)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return _halves(self, ("kv_proj", "global_kv_proj"))
 
     def reset_parameters(self) -> None:
         """Initialize with Glorot's uniform distribution; the global projections are copies of the local ones."""
@@ -174,8 +178,14 @@ def _find_indices(tokens: TokenSet, positions: TokenPositions) -> Int[Tensor, "b
     return is_chosen.byte().argsort(dim=-1, descending=True, stable=True)[:, :max_count]
 
 
+def _halves(owner: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The rows of keys, and as many of values, in the matrices of these children that are still linear layers."""
+    linears = {name: child for name in names if isinstance(child := getattr(owner, name), nn.Linear)}
+    return {f"{name}.weight": (linear.out_features // 2,) * 2 for name, linear in linears.items()}
+
+
 @final
-class SideProjections(nn.Module):
+class SideProjections(nn.Module, FusedRows):
     """The projections for queries of one side (summaries or text): queries, outputs, keys and values of either side."""
 
     def __init__(self, dim: int, mask: Mask, position: Position) -> None:
@@ -190,6 +200,9 @@ class SideProjections(nn.Module):
             nn.init.zeros_(layer.bias)
             for weight in torch.split(layer.weight.data, dim):
                 nn.init.xavier_uniform_(weight)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return _halves(self, ("summary_kv_proj", "text_kv_proj"))
 
 
 @final

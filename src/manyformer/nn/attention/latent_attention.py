@@ -26,6 +26,7 @@ from manyformer.nn.runtime.head_selection import HeadSelection, select_head_inpu
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.recompute import choose_once
 from manyformer.nn.runtime.torch_internals import is_plain
+from manyformer.nn.runtime.training_hooks import FusedRows, OptimizerHints
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
 KEY_NORM_EPS = 1e-6
@@ -39,7 +40,7 @@ class IndexQueries(NamedTuple):
 
 
 @final
-class LightningIndexer(nn.Module):
+class LightningIndexer(nn.Module, OptimizerHints):
     """Chooses the `count` tokens with the largest scores for each query (DeepSeek-AI 2025, DeepSeek-V3.2-Exp, 2.1).
 
     The score of token s for query t is sum_h w_th ReLU(q_th k_s): `heads` queries from the latent of queries, one key
@@ -47,6 +48,8 @@ class LightningIndexer(nn.Module):
     acts on queries and keys. It is trained by `loss` alone, and what it reads has no gradient. Scores of all pairs are
     computed, so its time is quadratic in the length, with a small constant. Raises ValueError for a count, heads or a
     width below 1."""
+
+    adamw_weights = ("weight_proj.weight",)
 
     def __init__(
         self, dim: int, query_latent_dim: int, *, heads: int, head_dim: int, count: int, position: Position
@@ -130,7 +133,7 @@ class _TokenChoice(NamedTuple):
 
 
 @final
-class LatentAttention(MultiHeadLayer):
+class LatentAttention(MultiHeadLayer, FusedRows):
     """Multi-head latent attention (DeepSeek-V2, 2024, arXiv:2405.04434, section 2.1; DeepSeek-V3, section 2.1.1).
 
     A token has one latent of `latent_dim` channels, normalized, from which the keys (`head_dim`) and values
@@ -198,6 +201,10 @@ class LatentAttention(MultiHeadLayer):
         self.out_proj = nn.Linear(heads * value_dim, dim, bias=bias)
         projections = (self.q_down_proj, self.q_proj, self.kv_down_proj, self.kv_proj, self.out_proj)
         init_glorot(*(projection for projection in projections if projection is not None))
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        # rows of `kv_proj` are keys and values of one head after another, which no cut divides
+        return {"kv_down_proj.weight": (self.latent_dim, self.rotary_dim)}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         # the cached keys hold the values too, and the place of values the keys of the indexer

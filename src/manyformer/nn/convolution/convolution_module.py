@@ -26,6 +26,7 @@ from manyformer.nn.core import (
 )
 from manyformer.nn.feed_forward.feedforward import init_glorot
 from manyformer.nn.runtime.device_reads import places_of
+from manyformer.nn.runtime.training_hooks import FusedRows
 
 
 @final
@@ -61,7 +62,7 @@ ConvolutionNorm = Literal["batch", "layer"]
 
 
 @final
-class ConvolutionModule(Layer):
+class ConvolutionModule(Layer, FusedRows):
     """W_2 swish(norm(depthwise(GLU(W_1 x)))) (Gulati et al. 2020, section 2.2), without the norm before it.
 
     The depthwise convolution sees `size` tokens of the same document: if `causal`, the token and earlier ones; else
@@ -83,6 +84,9 @@ class ConvolutionModule(Layer):
         self.depthwise = nn.Parameter(torch.randn(size, dim) / size**0.5)
         self.norm = nn.BatchNorm1d(dim) if norm == "batch" else nn.LayerNorm(dim)
         init_glorot(self.gate_and_up, self.down)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"gate_and_up.weight": (self.depthwise.shape[1],) * 2}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return ConvolutionTokens.empty(batch, self.size - 1, self.depthwise.shape[1], device=device, dtype=dtype)

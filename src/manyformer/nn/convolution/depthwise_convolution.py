@@ -114,6 +114,21 @@ def one_document_rows(x: Float[Tensor, "b l d"], positions: TokenPositions) -> F
     return None
 
 
+def previous_tokens(
+    x: Float[Tensor, "b l d"], positions: TokenPositions, state: ConvolutionTokens | None
+) -> tuple[Float[Tensor, "b l d"], ConvolutionTokens | None]:
+    """The token before each one in its document, zeros before the first, and the next state if there is one."""
+    rows = None
+    if state is None:
+        rows = one_document_rows(x, positions)
+    if rows is None:
+        # a convolution of two taps, 1 for the token before and 0 for the token itself, knows documents and states
+        taps = F.pad(x.new_ones(1, x.shape[2]), (0, 0, 0, 1))
+        return convolve_neighbours(x, taps, positions, state, causal=True)
+    # every row is one document: the token before is the column before
+    return F.pad(rows[:, :-1], (0, 0, 1, 0)), state
+
+
 def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, causal: bool) -> Float[Tensor, "b l d"]:
     """`convolve_neighbours` of rows that are one document each, for which zeros stand in place of padding.
 
@@ -216,19 +231,21 @@ class ShortConvolution(nn.Module):
 
     `Attention` applies it to the projected queries, keys and values side by side, `channels` in total, before they
     become heads. Tokens of other documents and padding count as zeros. The state of a row is its last `size` - 1
-    inputs. Raises ValueError for a size below 1."""
+    inputs. With `residual` the convolution is added to its input instead, without SiLU, and begins as zeros
+    (Allen-Zhu 2025, arXiv:2512.17351: "canon layers"). Raises ValueError for a size below 1."""
 
-    def __init__(self, channels: int, size: int = 4, *, bias: bool = False) -> None:
+    def __init__(self, channels: int, size: int = 4, *, bias: bool = False, residual: bool = False) -> None:
         super().__init__()
         if size < 1:
             raise ValueError(f"ShortConvolution: size ({size}) must be at least 1 token")
         self.weight = nn.Parameter(torch.empty(size, channels))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
+        self.residual = residual
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Initialize like torch's convolutions: uniform up to 1 / sqrt(size)."""
-        limit = len(self.weight) ** -0.5
+        """Initialize like torch's convolutions: uniform up to 1 / sqrt(size); with zeros what is added to its input."""
+        limit = 0.0 if self.residual else len(self.weight) ** -0.5
         for parameter in self.parameters():
             nn.init.uniform_(parameter, -limit, limit)
 
@@ -259,11 +276,14 @@ class ShortConvolution(nn.Module):
             y, state = convolve_neighbours(torch.cat(list(parts), -1), weight, positions, state, causal=True)
             if y.shape[1] == 1 and isinstance(positions.layout, ContiguousLayout):
                 # of one token the calls cost more than the channels
-                y = F.silu(y if self.bias is None else y + self.bias.to(y.dtype))
-                return list(y.split_with_sizes(widths, -1)), state
+                y = y if self.bias is None else y + self.bias.to(y.dtype)
+                outputs = list((y if self.residual else F.silu(y)).split_with_sizes(widths, -1))
+                return [x + y for x, y in zip(parts, outputs)] if self.residual else outputs, state
             convolved = list(torch.split(y, widths, -1))
         if self.bias is not None:
             convolved = [y + bias.to(y.dtype) for y, bias in zip(convolved, torch.split(self.bias, widths))]
+        if self.residual:
+            return [x + y for x, y in zip(parts, convolved)], state
         return [F.silu(y) for y in convolved], state
 
     def keep_channels(self, channels: Sequence[int]) -> None:

@@ -150,7 +150,7 @@ def _can_bind(layer: Attention, source: SegmentMemorySource, kernel: SoftmaxKern
     # one buffer holds keys and values of all heads, which must therefore be alike
     if layer.q_proj is None or not layer.heads == heads == layer.key_heads or value_width != width:
         return False
-    others = layer.head_gates, layer.short_convolution, layer.output_stage
+    others = layer.head_gates, layer.short_convolution, layer.output_stage, layer.value_stages
     if any(part is not None for part in others) or has_hooks(layer.position):
         return False
     is_called = layer.pre_norm is not None and has_hooks(layer.pre_norm)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from manyformer.nn.attention.attention import Attention, AttentionState
 from manyformer.nn.attention.kv_cache.kv_source import KVCache, ProjectKV, SelfSource
 from manyformer.nn.attention.output_stages import GatedNormStage, OutputStage
+from manyformer.nn.convolution.token_neighbours import ConvolvedInput
 from manyformer.nn.core import Chain, Context, ContiguousLayout, Layer, Pointwise, RingLayout, State, TokenPositions
 from manyformer.nn.decoding.acting_step import acting_step, transposed_copy
 from manyformer.nn.feed_forward.feedforward import ChunkedLayer, FeedForward, GatedFeedForward
@@ -31,11 +32,12 @@ from manyformer.nn.linear.recurrent_rules import GateProjections
 from manyformer.nn.masks import AllKeys, Causal
 from manyformer.nn.masks.eviction import visible_in_ring
 from manyformer.nn.positions.position import Position
-from manyformer.nn.residual import BoundJoin, Residual, ResidualJoin
+from manyformer.nn.residual import AddJoin, BoundJoin, Residual, ResidualJoin
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.torch_internals import has_hooks, is_plain, newest_hook
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.streams import BranchPlace, StreamLayer, StreamRule, StreamStack
 
 TensorFn = Callable[[Tensor], Tensor]
 
@@ -220,6 +222,87 @@ def _bind_residual(branch: Residual) -> DecodeStep:
     return step
 
 
+def _bind_summand(branch: Residual) -> DecodeStep:
+    """What a branch that only adds adds to the stream."""
+    inner = bind_step(branch.inner)
+    pre_norm = bind_optional(branch.pre_norm)
+    inner_norm = bind_optional(branch.inner_norm)
+    scale = branch.join.scale if isinstance(branch.join, AddJoin) else 1.0
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        y, next_state = inner(x if pre_norm is None else pre_norm(x), ctx, state)
+        y = y if inner_norm is None else inner_norm(y)
+        return y if scale == 1.0 else y * scale, next_state
+
+    return step
+
+
+def _bind_stream_layer(layer: StreamLayer) -> DecodeStep:
+    """The layer alone, whose branches are added in turn."""
+    steps = [_bind_summand(branch) for branch in layer.branches()]
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        next_states = []
+        for branch_step, branch_state in zip(steps, state):
+            y, next_state = branch_step(x, ctx, branch_state)
+            x = x + y
+            next_states.append(next_state)
+        return x, next_states
+
+    return step
+
+
+def _bind_stream_stack(stack: StreamStack) -> DecodeStep:
+    """The rule of the stack around bound branches."""
+    if not all(is_plain(layer, StreamLayer) for layer in stack.numbered_layers):
+        return forward_step(stack)
+    first_steps = [bind_step(layer) for layer in stack.first_layers]
+    last_steps = [bind_step(layer) for layer in stack.last_layers]
+    rule: StreamRule[Any] = twin_of(stack.rule, {})  # type: ignore[assignment]
+    layers: list[list[tuple[BranchPlace, DecodeStep]]] = []
+    for number, layer in enumerate(stack.numbered_layers):
+        branches = list(layer.branches())
+        places = [BranchPlace(number, index, len(branches)) for index in range(len(branches))]
+        layers.append([(place, _bind_summand(branch)) for place, branch in zip(places, branches)])
+    context = stack.context
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        ctx = context(ctx)
+        states = iter(state)
+        next_states: list[State] = []
+        for first_step in first_steps:
+            x, next_state = first_step(x, ctx, next(states))
+            next_states.append(next_state)
+        streams = rule.start(x)
+        for branches in layers:
+            layer_states = []
+            for (place, branch_step), branch_state in zip(branches, next(states)):
+                read, streams = rule.read(streams, place)
+                y, next_state = branch_step(read, ctx, branch_state)
+                streams = rule.write(streams, place, y)
+                layer_states.append(next_state)
+            next_states.append(layer_states)
+        x = rule.finish(streams)
+        for last_step in last_steps:
+            x, _ = last_step(x, ctx, None)
+        return x, next_states
+
+    return step
+
+
+def _bind_convolved_input(layer: ConvolvedInput) -> DecodeStep:
+    convolve = callable_of(layer.short_convolution)
+    inner = bind_step(layer.inner)
+
+    def step(x: Tensor, ctx: Context, state: State) -> tuple[Tensor, State]:
+        convolved, inner_state = state
+        (x,), convolved = convolve([x], ctx.positions, convolved)
+        y, inner_state = inner(x, ctx, inner_state)
+        return y, [convolved, inner_state]
+
+    return step
+
+
 def bind_join(join: ResidualJoin | None) -> BoundJoin:
     """The join in evaluation mode."""
     if join is None:
@@ -288,6 +371,7 @@ def _bind_projections(layer: Attention) -> BoundProjections:
     # keys first, then values, and with them the gates that the layer projects
     widths = [key_heads * head_dim, kv_heads * value_dim]
     is_rotated = bool(position.overridden & {"query", "key"})
+    value_stages = [callable_of(stage) for stage in layer.value_stages or ()]
     assert project_q is not None
     assert project_kv is not None
 
@@ -308,6 +392,8 @@ def _bind_projections(layer: Attention) -> BoundProjections:
         k = position.key(k, positions) if is_rotated else k
         if key_heads != kv_heads:
             k = k.repeat_interleave(kv_heads // key_heads, 1)
+        for stage in value_stages:
+            v = stage(v, x, positions)
         return k, v if gates is None else torch.cat([v, gates(x).to(v.dtype)], -1)
 
     def project_keys_values(x: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
@@ -546,6 +632,9 @@ LAYER_BINDERS: dict[type[Layer], Callable[[Any], DecodeStep]] = {
     Chain: _bind_chain,
     Pointwise: _bind_pointwise,
     Residual: _bind_residual,
+    StreamStack: _bind_stream_stack,
+    StreamLayer: _bind_stream_layer,
+    ConvolvedInput: _bind_convolved_input,
     FeedForward: _bind_feed_forward,
     GatedFeedForward: _bind_gated_feed_forward,
     ChunkedLayer: lambda layer: bind_step(layer.inner),

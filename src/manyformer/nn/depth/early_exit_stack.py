@@ -272,6 +272,8 @@ def _step_of_rows(step: DecodeStep, rows: Tensor, x: Tensor, ctx: Context, state
     """The outputs of these rows alone, with their part of the state."""
     position_ids, segment_ids = (ids[:1].expand(len(rows), -1) for ids in ctx.positions[:2])
     positions = TokenPositions(position_ids, segment_ids, ctx.positions.layout)
+    if ctx.positions.token_ids is not None:
+        positions = positions.of_tokens(ctx.positions.token_ids[rows])
     memory, own_state = tree_map(lambda tensor: tensor.index_select(0, rows), (ctx.memory, state))
     return step(x[rows], Context(positions, memory), own_state)[0]
 

@@ -23,6 +23,7 @@ from manyformer.nn.core import (
 from manyformer.nn.runtime.exact_shares import ceil_share, ceil_shares
 from manyformer.nn.runtime.handwritten_gradient import hides_values
 from manyformer.nn.runtime.recompute import choose_once
+from manyformer.nn.runtime.training_hooks import OptimizerHints
 
 DepthRouting = Literal["top-k", "predictor"]
 """Who chooses tokens after training: the router among all of a document, or a predictor that sees one token."""
@@ -39,7 +40,7 @@ class ChosenTokens(NamedTuple):
 
 
 @final
-class MixtureOfDepths(Layer):
+class MixtureOfDepths(Layer, OptimizerHints):
     """A block of layers for the tokens whose scores r = w x are the largest of their document (Raposo et al. 2024).
 
     arXiv:2404.02258, section 3: of n tokens, ceil(`share` n) become x + r (block(x) - x), where the block's attention
@@ -50,6 +51,8 @@ class MixtureOfDepths(Layer):
     """
 
     content_based = True
+    # it chooses tokens as the router does
+    adamw_weights = ("predictor.0.weight",)
 
     def __init__(self, block: Layer, dim: int, *, share: float = 0.125, routing: DepthRouting = "predictor") -> None:
         super().__init__()
@@ -149,11 +152,14 @@ def pack_chosen(chosen: Bool[Tensor, "b l"], width: int | None) -> ChosenTokens:
 def packed_positions(positions: TokenPositions, tokens: ChosenTokens) -> TokenPositions:
     """The positions of chosen tokens, which are their positions among all tokens; the other entries are padding."""
     # no layout: the positions of chosen tokens have gaps
-    position_ids, segment_ids = (
-        ids.expand(len(tokens.columns), -1).gather(1, tokens.columns)
-        for ids in (positions.position_ids, positions.segment_ids)
+    position_ids, segment_ids, token_ids = (
+        None if ids is None else ids.expand(len(tokens.columns), -1).gather(1, tokens.columns)
+        for ids in (positions.position_ids, positions.segment_ids, positions.token_ids)
     )
-    return TokenPositions(position_ids, torch.where(tokens.valid, segment_ids, PADDING_SEGMENT))
+    assert position_ids is not None
+    assert segment_ids is not None
+    padded_ids = torch.where(tokens.valid, segment_ids, PADDING_SEGMENT)
+    return TokenPositions(position_ids, padded_ids, token_ids=token_ids)
 
 
 def _watch_all_tokens(watch: WatchFn, tokens: ChosenTokens, x: Float[Tensor, "b l d"]) -> WatchFn:

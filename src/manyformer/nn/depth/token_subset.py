@@ -90,7 +90,7 @@ class TokenSubset(TokenGroup):
         self.packed_index = (row_starts + column)[chosen_rows]
         fields = [
             None if x is None else self.gather(x.expand(chosen.shape))
-            for x in (positions.position_ids, positions.roles, positions.part_ids)
+            for x in (positions.position_ids, positions.roles, positions.part_ids, positions.token_ids)
         ]
         tree = None
         if positions.tree is not None:
@@ -98,7 +98,7 @@ class TokenSubset(TokenGroup):
         # empty columns become padding
         segment_ids = self.gather(positions.segment_ids.expand(chosen.shape) - PADDING_SEGMENT) + PADDING_SEGMENT
         assert fields[0] is not None
-        self.positions = TokenPositions(fields[0], segment_ids, None, tree, fields[1], fields[2])
+        self.positions = TokenPositions(fields[0], segment_ids, None, tree, fields[1], fields[2], token_ids=fields[3])
 
     def gather(self, x: Tensor) -> Tensor:
         tokens = x.flatten(0, 1)[self.token_index]

@@ -1,7 +1,7 @@
 """Feed-forward layers: position-wise projections to a wider space and back."""
 
 from functools import partial
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from manyformer.nn.core import Context, Layer, LayerOutput, State, no_watch
+from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 
 
 @final
@@ -114,3 +115,33 @@ def init_glorot(*layers: nn.Linear) -> None:
         nn.init.xavier_uniform_(layer.weight)
         if layer.bias is not None:
             nn.init.zeros_(layer.bias)
+
+
+@final
+class SquaredReLU(nn.Module):
+    """relu(x)^2, as an activation."""
+
+    def forward(self, x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+        return squared_relu(x)
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x)^2 (So et al. 2021, Primer, arXiv:2109.08668, section 3)."""
+    y: Tensor = _SquaredReLU.apply(x)
+    return y
+
+
+class _SquaredReLU(HandwrittenGradient):
+    """Saves relu(x), which is half of the derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        rectified = x.relu()
+        ctx.save_for_backward(rectified)
+        return rectified * rectified
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (rectified,) = ctx.saved_tensors
+        dx: Tensor = (rectified * dy).mul_(2)
+        return dx

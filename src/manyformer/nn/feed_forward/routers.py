@@ -17,7 +17,7 @@ from manyformer.nn.feed_forward.expert_groups import NO_EXPERT
 from manyformer.nn.runtime.device_reads import count_values
 from manyformer.nn.runtime.recompute import choose_once
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, is_plain, weight_dtype
-from manyformer.nn.runtime.training_hooks import PostStepUpdate
+from manyformer.nn.runtime.training_hooks import OptimizerHints, PostStepUpdate
 
 ExpertWeighting = Literal["scores", "renormalized"]
 """Whether a chosen expert weighs as much as its score, or as its share of the scores of the chosen ones."""
@@ -88,9 +88,10 @@ class SelectionBias(nn.Module, PostStepUpdate):
         return f"{len(self.bias)} experts, rate={self.rate}"
 
 
-class Router(nn.Module, ABC):
+class Router(nn.Module, OptimizerHints, ABC):
     """Chooses `per_token` of `num_experts` experts for each token."""
 
+    adamw_weights = ("proj.weight",)
     num_experts: int
     per_token: int
 

@@ -20,23 +20,31 @@ class HeadNorm(Position):
 
     Henry et al. 2020 (arXiv:2010.04245) normalize them so that scores cannot saturate; this is the form of Qwen3 (2025,
     arXiv:2505.09388, section 2), before rotary positions, with one gain for all heads. `width` is that of a head.
+    Without `learned` there is no gain, and the order does not matter; both are then multiplied by `scale`.
     """
 
-    def __init__(self, width: int, *, eps: float = 1e-6) -> None:
+    def __init__(self, width: int, *, eps: float = 1e-6, learned: bool = True, scale: float = 1.0) -> None:
         super().__init__()
-        self.query_norm = RMSNorm(width, eps)
-        self.key_norm = RMSNorm(width, eps)
+        self.query_norm = RMSNorm(width, eps, elementwise_affine=learned)
+        self.key_norm = RMSNorm(width, eps, elementwise_affine=learned)
+        self.scale = scale
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
-        return _normalized(q, self.query_norm)
+        return self._scaled(_normalized(q, self.query_norm))
 
     def key(self, k: Float[Tensor, "b g l e"], positions: TokenPositions) -> Float[Tensor, "b g l e"]:
-        return _normalized(k, self.key_norm)
+        return self._scaled(_normalized(k, self.key_norm))
+
+    def _scaled(self, x: Tensor) -> Tensor:
+        if self.scale == 1.0:
+            return x
+        return x * self.scale
 
 
 def _normalized(x: Tensor, norm: RMSNorm) -> Tensor:
     # under autocast the projections are narrower than the gain
-    normalized: Tensor = norm(x.to(weight_dtype(norm)))
+    wide = x.to(weight_dtype(norm)) if norm.elementwise_affine else x
+    normalized: Tensor = norm(wide)
     return normalized.to(x.dtype)
 
 

@@ -36,10 +36,11 @@ from manyformer.nn.recurrent.gru_scan import (
 )
 from manyformer.nn.runtime.dropout import Dropout
 from manyformer.nn.runtime.torch_internals import autocast_disabled, is_plain, weight_dtype
+from manyformer.nn.runtime.training_hooks import FusedRows
 
 
 @final
-class GRUWeights(nn.Module):
+class GRUWeights(nn.Module, FusedRows):
     """The weights of a gated recurrent unit (Cho et al. 2014; Bahdanau et al. 2015, appendix A.1.1).
 
     `input_proj` maps a token to update gate, reset gate and candidate; `gates` and `candidate` act on the hidden state.
@@ -47,9 +48,13 @@ class GRUWeights(nn.Module):
 
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
+        self.dim = dim
         self.input_proj = nn.Linear(width, 3 * dim)
         self.gates = nn.Linear(dim, 2 * dim, bias=False)
         self.candidate = nn.Linear(dim, dim, bias=False)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"input_proj.weight": (self.dim,) * 3, "gates.weight": (self.dim,) * 2}
 
 
 def scan_units(
@@ -159,7 +164,7 @@ class AttendingGRUState(NamedTuple):
 
 
 @final
-class AttendingGRU(Layer):
+class AttendingGRU(Layer, FusedRows):
     """A GRU decoder that attends to the encoder's output by additive attention at every step.
 
     Sections 3.1 and A.2.2: the query is the hidden state before the step, and that state, the token and the context
@@ -185,6 +190,9 @@ class AttendingGRU(Layer):
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         wide_dtype = torch.promote_types(dtype, torch.float32)
         return AttendingGRUState(torch.zeros(batch, self.dim, device=device, dtype=wide_dtype))
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"context_proj.weight": (self.dim,) * 3}
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if ctx.memory is None:
@@ -327,7 +335,7 @@ class FixedVectorState(NamedTuple):
 
 
 @final
-class FixedVectorGRU(Layer):
+class FixedVectorGRU(Layer, FusedRows):
     """A GRU decoder that reads one vector c of the source at every step: the encoder's output at its last token.
 
     Cho et al. 2014, section 2.2, in the form of Bahdanau et al. 2015 (arXiv:1409.0473), whose decoder it is if every
@@ -346,6 +354,9 @@ class FixedVectorGRU(Layer):
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         wide_dtype = torch.promote_types(dtype, torch.float32)
         return FixedVectorState(torch.zeros(batch, self.dim, device=device, dtype=wide_dtype))
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"context_proj.weight": (self.dim,) * 3}
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         memory = ctx.memory

@@ -25,6 +25,7 @@ from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import compiles_attention, send
 from manyformer.nn.runtime.handwritten_gradient import needs_plain_operations
 from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, is_plain
+from manyformer.nn.runtime.training_hooks import FusedRows, OptimizerHints
 
 FORGET_BIAS = 1.0
 """The initial bias of the forget gate (Gers et al. 2000; Jozefowicz et al. 2015)."""
@@ -89,11 +90,13 @@ def _last_of_rows(rows: Int[Tensor, " runs"]) -> Int[Tensor, " m"]:
 
 
 @final
-class LSTM(Layer):
+class LSTM(Layer, FusedRows, OptimizerHints):
     """Long short-term memory (Hochreiter and Schmidhuber 1997) with a forget gate, as wide as the stream.
 
     Its state begins as zeros in every document; padding leaves it as it is. Each document of a batch is one sequence of
     a single call of `torch.nn.LSTM`."""
+
+    hidden_matrices = ("cells.weight_ih_l0", "cells.weight_hh_l0")
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -111,6 +114,10 @@ class LSTM(Layer):
     def _weights(self) -> Sequence[nn.Parameter]:
         """The matrices of inputs and states, then the biases of both."""
         return self.cells.all_weights[0]
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        gates = (self.dim,) * 4
+        return {"cells.weight_ih_l0": gates, "cells.weight_hh_l0": gates}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return LSTMState(*torch.zeros(2, batch, self.dim, device=device, dtype=dtype))

@@ -14,6 +14,7 @@ from manyformer.nn.linear.decay_gates import draw_step_biases
 from manyformer.nn.ops.document_rows import NO_SEGMENT, segment_runs
 from manyformer.nn.recurrent.selective_scan import selective_scan
 from manyformer.nn.runtime.torch_internals import autocast_disabled
+from manyformer.nn.runtime.training_hooks import FusedRows
 
 
 class MambaState(NamedTuple):
@@ -45,7 +46,7 @@ class StepProjection(nn.Module):
 
 
 @final
-class MambaMixer(Layer):
+class MambaMixer(Layer, FusedRows):
     """Mamba's layer (Gu and Dao 2023, arXiv:2312.00752, section 3.4): a gated selective scan over convolved channels.
 
     `channels` of the stream pass a short convolution of `conv_size` tokens; they decide the step size of each channel,
@@ -66,6 +67,12 @@ class MambaMixer(Layer):
         self.a_log = nn.Parameter(torch.arange(1.0, state_dim + 1).log().repeat(channels))
         self.skip = nn.Parameter(torch.ones(channels))
         self.out_proj = nn.Linear(channels, dim, bias=False)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {
+            "in_proj.weight": (self.channels, self.channels),
+            "x_proj.weight": (self.rank, self.state_dim, self.state_dim),
+        }
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         wide_dtype = torch.promote_types(dtype, torch.float32)

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, final
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.nn.attention.output_stages import HeadGroupNorm
-from manyformer.nn.convolution.depthwise_convolution import ConvolutionTokens, convolve_neighbours, one_document_rows
+from manyformer.nn.convolution.depthwise_convolution import ConvolutionTokens, previous_tokens
 from manyformer.nn.core import Context, Layer, LayeredStack, LayerOutput, NamedLayers, State, TokenPositions
+from manyformer.nn.feed_forward.feedforward import squared_relu
 from manyformer.nn.kernels.kernel import KernelCall
 from manyformer.nn.linear import ScaledFeatures
 from manyformer.nn.linear.linear_kernel import LinearKernel
@@ -44,16 +44,7 @@ class TokenShift(nn.Module, UndecayedParameters):
         self, x: Float[Tensor, "b l d"], positions: TokenPositions, state: ConvolutionTokens | None
     ) -> tuple[Sequence[Tensor], ConvolutionTokens | None]:
         """The mixtures; a `state` is continued and the next one returned."""
-        rows = None
-        if state is None:
-            rows = one_document_rows(x, positions)
-        if rows is None:
-            # a convolution of two taps, 1 for the token before and 0 for the token itself, knows documents and states
-            taps = F.pad(x.new_ones(1, x.shape[2]), (0, 0, 0, 1))
-            previous, state = convolve_neighbours(x, taps, positions, state, causal=True)
-        else:
-            # every row is one document: the token before is the column before
-            previous = F.pad(rows[:, :-1], (0, 0, 1, 0))
+        previous, state = previous_tokens(x, positions, state)
         return mix_tokens(x, previous, self.mix.to(x.dtype)), state
 
 
@@ -300,25 +291,3 @@ class _MixTokens(HandwrittenGradient):
                 block_dother.addcmul_(dblock, shares[number])
                 dshares[number] += (dblock * block).sum(0)
         return dx, dother, dshares
-
-
-def squared_relu(x: Tensor) -> Tensor:
-    """relu(x)^2 (So et al. 2021, Primer, arXiv:2109.08668, section 3)."""
-    y: Tensor = _SquaredReLU.apply(x)
-    return y
-
-
-class _SquaredReLU(HandwrittenGradient):
-    """Saves relu(x), which is half of the derivative."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        rectified = x.relu()
-        ctx.save_for_backward(rectified)
-        return rectified * rectified
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Tensor:
-        (rectified,) = ctx.saved_tensors
-        dx: Tensor = (rectified * dy).mul_(2)
-        return dx

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from manyformer.base.errors import UserError
+from manyformer.nn.runtime.shapes_alone import on_meta_device
 
 SMALLER_MODEL = "make dim, ff_dim, depth, vocab or max_length smaller, or what else decides the number of weights"
 SMALLER_WORK = "make the batch, the length of the rows or the model (dim, depth, vocab) smaller"
@@ -41,6 +42,7 @@ _MISSING_OPERATOR = re.compile(
     r"The operator '(?P<need>[\w:.]+)' is not currently implemented for the (?P<device>\w+) device"
     r"|Could not run '(?P<other_need>[\w:.]+)' with arguments from the '(?P<other_device>\w+)' backend"
 )
+_NOT_DETERMINISTIC = re.compile(r"(?P<operator>[\w:.]+) does not have a deterministic implementation")
 _MISSING_TYPE = re.compile(r"Cannot convert a (?P<device>\w+) Tensor to (?P<need>\w+) dtype")
 
 
@@ -88,6 +90,8 @@ class DeviceKind(NamedTuple):
     """The environment variable with which torch, when it is imported, chooses the CPU for what the device lacks."""
     has_ctc_loss: bool = True
     """Whether torch has its loss of speech recognition there, in all of its versions that are served."""
+    multiplies_tf32: bool = False
+    """Whether products of float32 can be rounded to TF32, which is faster."""
     compiles_by_default: bool = False
     """Whether `compile=auto` compiles."""
     compiles_attention: bool = False
@@ -141,6 +145,7 @@ CUDA = DeviceKind(
     emulates_bfloat16=True,
     has_float16=True,
     half_by_default=True,
+    multiplies_tf32=True,
     compiles_by_default=True,
     compiles_attention=True,
     capability=lambda device: torch.cuda.get_device_capability(device)[0],
@@ -308,7 +313,7 @@ def check_model_fits(
     if is_small or torch.get_default_device().type == "meta":
         return
     try:
-        with torch.random.fork_rng(devices=[]), bounded_model(name), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), bounded_model(name), on_meta_device():
             model = build()
     except RuntimeError as error:
         if not is_out_of_memory(error):
@@ -416,6 +421,9 @@ def missing_need(error: BaseException) -> tuple[str, str] | None:
 
 def describe_missing(error: BaseException, subject: str) -> str | None:
     """The sentence for an error of torch about something that its device lacks and `subject` needs; else None."""
+    if (match := _NOT_DETERMINISTIC.search(str(error))) is not None:
+        problem = f"{match['operator']} has no deterministic implementation, and {subject} needs it"
+        return f"{problem} on this device; set deterministic=false"
     missing = missing_need(error)
     if missing is None:
         return None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from manyformer.base.errors import UserError
 from manyformer.nn.runtime.torch_internals import is_plain
+from manyformer.nn.runtime.training_hooks import OptimizerHints
 
 
 class HeadSelection(NamedTuple):
@@ -116,7 +117,7 @@ def select_head_inputs(linear: nn.Linear, selection: HeadSelection) -> None:
 
 
 @final
-class HeadProjection(PerHeadTensors):
+class HeadProjection(PerHeadTensors, OptimizerHints):
     """Maps a stream (b, l, d) to `width` channels of each head (b, h, l, `width`), by one matrix or by two.
 
     With `rank` the map is the product of two matrices with `rank` channels between them, the first shared by all heads.
@@ -131,6 +132,9 @@ class HeadProjection(PerHeadTensors):
         else:
             self.down = nn.Linear(dim, rank, bias=False)
         self.up = nn.Linear(dim if rank is None else rank, heads * width, bias=bias)
+        if width == 1:
+            # the gates of heads, one row each
+            self.adamw_weights = ("up.weight",)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:

@@ -50,6 +50,41 @@ class UndecayedParameters:
     undecayed: ClassVar[tuple[str, ...] | None]
 
 
+class FusedRows(ABC):
+    """A module with matrices that hold the rows of several matrices, one below another: keys, then values.
+
+    What treats a matrix as a whole, such as an optimizer that orthogonalizes updates, treats each part by itself."""
+
+    @abstractmethod
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        """The numbers of rows of the parts, in their order, by the parameter's name in this module."""
+
+
+def fused_row_parts(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The rows of the parts of each fused matrix in `model`, by the parameter's name in `model`.
+
+    A matrix that another module stands in for, such as an adapter, is none of them."""
+    names = {name for name, _ in model.named_parameters()}
+    parts = {
+        f"{prefix}.{name}" if prefix else name: rows
+        for prefix, module in model.named_modules()
+        if isinstance(module, FusedRows)
+        for name, rows in module.row_parts().items()
+    }
+    return {name: rows for name, rows in parts.items() if name in names}
+
+
+class OptimizerHints:
+    """A module that says which of its weights are matrices of hidden layers, where their owners do not tell.
+
+    Such a matrix is what Muon orthogonalizes: the weight of a linear layer inside of a layer. `hidden_matrices` names
+    others that are, `adamw_weights` those that are not: routers, gates and tables in the form of a linear layer. Names
+    are those of parameters in this module, such as `proj.weight`."""
+
+    hidden_matrices: tuple[str, ...] = ()
+    adamw_weights: tuple[str, ...] = ()
+
+
 class AddsPenalty(ABC):
     """A module that adds a term to the training loss of each pass, however often it was applied in it."""
 

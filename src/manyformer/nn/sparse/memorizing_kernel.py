@@ -273,7 +273,7 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
             scores = (q @ buffer.k.mT).masked_fill(hidden, -torch.inf)
             return TopProducts(*scores.topk(count, -1))
         products = q.new_full((*q.shape[:3], count), -torch.inf)
-        index = torch.zeros(products.shape, dtype=torch.long, device=q.device)
+        index = q.new_zeros(products.shape, dtype=torch.long)
         ranges = shared_key_ranges(self.history, query_positions, buffer.stop)
         if ranges is None:
             masked = self.history.masked_keys(query_positions, TokenPositions(buffer.position_ids, buffer.segment_ids))

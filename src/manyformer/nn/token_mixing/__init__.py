@@ -31,7 +31,7 @@ from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import float64_device
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.head_selection import PerHeadTensors
-from manyformer.nn.runtime.training_hooks import UndecayedParameters
+from manyformer.nn.runtime.training_hooks import FusedRows, UndecayedParameters
 
 
 class PositionPairs(PerHeadTensors, ABC):
@@ -165,7 +165,7 @@ class GateState(NamedTuple):
 
 
 @final
-class SpatialGate(Layer):
+class SpatialGate(Layer, FusedRows):
     """down(z1 * (W norm(z2) + b)) with (z1, z2) the halves of GELU(up(x)) (Liu et al. 2021, section 2).
 
     `weights` are W, one weight per pair of positions, set to 0 where `mask` is false. They start near 0 and b at 1, so
@@ -192,6 +192,9 @@ class SpatialGate(Layer):
         self.attention = attention
         self.source = SelfSource()
         init_glorot(self.up, self.down)
+
+    def row_parts(self) -> dict[str, tuple[int, ...]]:
+        return {"up.weight": (self.norm.normalized_shape[0],) * 2}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, 0, self.norm.normalized_shape[0])

@@ -116,10 +116,10 @@ def stack(
     return chain
 
 
-def makers_of_pattern(pattern: str, makers: Mapping[str, LayerMaker]) -> list[LayerMaker]:
+def makers_of_pattern(pattern: str, makers: Mapping[str, LayerMaker], keyword: str = "pattern") -> list[LayerMaker]:
     """The makers of layers by the letters of a pattern, which take turns in `stack`. Raises UserError for others."""
     if not pattern or set(pattern) - makers.keys():
-        raise UserError(f"pattern ('{pattern}') must have one letter or more, of {', '.join(makers)}")
+        raise UserError(f"{keyword} ('{pattern}') must have one letter or more, of {', '.join(makers)}")
     return [makers[letter] for letter in pattern]
 
 
