@@ -194,7 +194,7 @@ class Model(RecordModule, ABC, Generic[B]):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
         # on another device, and from the meta device, torch gives each place a tensor of its own
         shared = shared_tensors(self)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         share_again(shared)
         return self
 

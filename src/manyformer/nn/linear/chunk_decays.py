@@ -22,7 +22,7 @@ from torch.nn import functional as F
 
 from manyformer.base.errors import UserError
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
-from manyformer.nn.runtime.torch_internals import fixed_size
+from manyformer.nn.runtime.torch_internals import fixed_size, is_of_any_size
 
 EXPORTED_LENGTH = 1 << 14
 """Tokens of which exported graphs sum decays without an error."""
@@ -209,7 +209,7 @@ def halved_pairs(
 
     Log decays are at most 0, and -inf is total. Raises UserError in an exported graph of any length."""
     length = fixed_size(rows.shape[-2])
-    if torch.compiler.is_exporting() and isinstance(length, torch.SymInt):
+    if is_of_any_size(length):
         raise UserError(
             "pairs of tokens with decays of their channels are those of halves of halves, of which an exported graph "
             "has one number: export it with a fixed length (no dynamic dimension but the batch)"

@@ -35,7 +35,7 @@ from manyformer.nn.recurrent.gru_scan import (
     gru_scan_by_maps,
 )
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.nn.runtime.torch_internals import autocast_disabled, is_plain, weight_dtype
+from manyformer.nn.runtime.torch_internals import autocast_disabled, is_of_any_size, is_plain, weight_dtype
 from manyformer.nn.runtime.training_hooks import FusedRows
 
 
@@ -68,7 +68,7 @@ def scan_units(
     """The states of each unit before and after every step; one unit may attend to a source by additive scores.
 
     Raises UserError in an exported graph of any length, which has no loop over tokens."""
-    if torch.compiler.is_exporting() and isinstance(inputs.shape[1], torch.SymInt):
+    if is_of_any_size(inputs.shape[1]):
         raise UserError(
             "a gated recurrent unit is a loop over tokens, of which an exported graph has one number: export it with "
             "a fixed length (no dynamic dimension but the batch)"

@@ -33,6 +33,7 @@ __all__ = [
     "has_autocast",
     "has_flash_attention_on_cpu",
     "has_hooks",
+    "is_of_any_size",
     "is_plain",
     "is_recorded",
     "is_traced",
@@ -227,6 +228,11 @@ def is_traced() -> bool:
 def fixed_size(size: int) -> int:
     """A size as a number, also where `torch.jit.trace` records sizes as tensors."""
     return int(size) if torch.jit.is_tracing() else size  # type: ignore[attr-defined,no-untyped-call]
+
+
+def is_of_any_size(size: Any) -> bool:
+    """Whether an exported graph is recorded that knows no number for this size."""
+    return torch.compiler.is_exporting() and isinstance(size, torch.SymInt)
 
 
 def lacks_numbers(x: Tensor) -> bool:
