@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic.fields import FieldInfo
 
 from manyformer.base.errors import format_value
-from manyformer.base.keyword_checks import describe_keywords
+from manyformer.base.keyword_checks import describe_keywords, type_text
 from manyformer.config.data_sections import DATA_SECTIONS, DataSection, select_section
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
