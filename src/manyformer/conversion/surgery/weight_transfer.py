@@ -28,7 +28,7 @@ from manyformer.nn.kernels.kernel import Kernel
 from manyformer.nn.positions import LearnedPosition, Position
 from manyformer.nn.residual import AddJoin
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.recipes.parts.registry import get_recipe, recipe_names
+from manyformer.recipes.parts.registry import build_on_meta, recipe_names
 
 
 class WeightTransfer(NamedTuple):
@@ -278,8 +278,8 @@ def build_saved_structure(folder: Path) -> nn.Module | None:
     if spec.recipe not in recipe_names():
         return None
     # recipes draw random blocks and directions even on the meta device
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return get_recipe(spec.recipe).build(**spec.keywords)
+    with torch.random.fork_rng(devices=[]):
+        return build_on_meta(spec.recipe, dict(spec.keywords))
 
 
 def describe_changes(saved: nn.Module, model: nn.Module, new_part: str | None = None) -> list[str]:

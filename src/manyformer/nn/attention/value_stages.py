@@ -52,6 +52,7 @@ class ValueEmbedding(ValueStage, OptimizerHints):
     Each layer has a table E of its own, as wide as its values, drawn evenly with the deviation 1 / sqrt(dim)."""
 
     reads_token_ids = True
+    # a gate of each head, no matrix between activations
     adamw_weights = ("gate.weight",)
 
     def __init__(self, vocab: int, dim: int, kv_heads: int, value_dim: int) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad as _forward_ad
 
 # an underscore, but what torch's own pages tell extensions to use; every release from 2.0 on has them here
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
 __all__ = [
@@ -76,6 +77,20 @@ def compiler_disabled(function: Callable[P, T]) -> Callable[P, T]:
     code: CodeType = call.__code__  # type: ignore[attr-defined]
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
     return call
+
+
+class TorchDispatchMode(_TorchDispatchMode):
+    """torch's class for what is done at every operator, whose own subclasses import the compiler at their first one."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__torch_dispatch__" in vars(cls):
+            cls.__torch_dispatch__ = compiler_disabled(vars(cls)["__torch_dispatch__"])  # type: ignore[method-assign]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # torch's way to do what `compiler_disabled` has done
+        return False
 
 
 def constant_for_compiler(function: Callable[P, T]) -> Callable[P, T]:
