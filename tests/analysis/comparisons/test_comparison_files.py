@@ -114,7 +114,7 @@ def test_every_causal_language_model_has_the_budget_of_nanogpt() -> None:
 PAPERS = [
     *("translation/kernels", "translation/fixed-vector", "content/sinkhorn", "content/duplication", "content/routing"),
     *("kernels/from-softmax", "kernels/pairs", "kernels/projected-length", "depth/span-cache", "memory/carried-sums"),
-    *("answers/global-questions", "mixers/language", "mixers/patches"),
+    *("answers/global-questions", "mixers/language", "mixers/patches", "baseline/2026"),
 ]
 
 

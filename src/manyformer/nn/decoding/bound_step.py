@@ -277,8 +277,8 @@ def _bind_stream_stack(stack: StreamStack) -> DecodeStep:
         for branches in layers:
             layer_states = []
             for (place, branch_step), branch_state in zip(branches, next(states)):
-                read, streams = rule.read(streams, place)
-                y, next_state = branch_step(read, ctx, branch_state)
+                branch_input, streams = rule.read(streams, place)
+                y, next_state = branch_step(branch_input, ctx, branch_state)
                 streams = rule.write(streams, place, y)
                 layer_states.append(next_state)
             next_states.append(layer_states)
