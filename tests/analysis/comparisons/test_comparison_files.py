@@ -111,6 +111,15 @@ def test_every_causal_language_model_has_the_budget_of_nanogpt() -> None:
     assert {settings.get("recipe", name) for name, settings in cases.items()} == causal
 
 
+def test_larger_models_are_trained_as_the_small_ones_that_they_are_compared_with() -> None:
+    files = (shipped_comparisons()[f"suite/better-training{suffix}"] for suffix in ("", "-larger"))
+    small, large = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+    assert small.pop("title") != large.pop("title")
+    assert small["run"].pop("model") == {"dim": 64, "depth": 2, "heads": 2, "dropout": 0.0}
+    assert large["run"].pop("model") == {"dim": 192, "depth": 3, "heads": 4, "dropout": 0.0}
+    assert small == large
+
+
 PAPERS = [
     *("translation/kernels", "translation/fixed-vector", "content/sinkhorn", "content/duplication", "content/routing"),
     *("kernels/from-softmax", "kernels/pairs", "kernels/projected-length", "depth/span-cache", "memory/carried-sums"),
