@@ -95,8 +95,13 @@ def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
     assert actual.values == (None,)
 
 
+LARGE = {"suite/full", "suite/characters"}
+"""Suites of so many models that solving for their sizes takes seconds; `suite/quick` is read in the same way."""
+SMALL = sorted(shipped_comparisons().keys() - LARGE, key=lambda name: (name != "suite/quick", name))
+
+
 @pytest.mark.thinned(6)
-@pytest.mark.parametrize("name", sorted(shipped_comparisons()))
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(LARGE))])
 def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     actual = read_suite(name) if is_suite(name) else read_comparison(name)
     assert actual.about
