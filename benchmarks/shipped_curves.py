@@ -1,7 +1,7 @@
 """Take the curves of finished trainings of a shipped run into the package: `shipped_curves.py lm/stdlib RUN...`.
 
-Each RUN is the folder of `manyformer train lm/stdlib seed=N limits.minutes=6000 out=RUN`: all of the shipped run's
-steps, without its limit of minutes. Curves of the same run and seed are replaced. The seed of the shipped run is left out: a
+Each RUN is the folder of `manyformer train lm/stdlib seed=N limits.minutes=6000 out=RUN`: all steps of the shipped run,
+without its limit of minutes. Curves of the same run and seed are replaced. The seed of the shipped run is left out: a
 first run, which has it, would be compared with itself.
 """
 

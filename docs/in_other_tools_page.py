@@ -69,10 +69,13 @@ no derivative. On torch 2.13, on a CPU.
   places in `state_dict()` and in `named_parameters(remove_duplicate=False)`. Layers that are applied several times
   (`loops`) have the names of their first place.
 - **Exported graphs** compute recurrences as one chunk and let all experts see all tokens, so that batch and length may
-  be any; `torch.jit.trace` gives a tuple of the tensors of the output.
+  be any; `torch.jit.trace` gives a tuple of the tensors of the output. A graph of any length is refused where a loop
+  over tokens is left (`bahdanau`) and where decays of channels halve the pairs of tokens (`gla`, `hgrn2`, `kda`,
+  `rwkv-7`): export these with a fixed length. That of `nsa` is for lengths with the example's remainder by blocks.
 - **Graphs of `torch.compile`**: where data choose (experts, clusters, adaptive steps) or where a loop over tokens would
   be unrolled, a function is taken out of the graph; the remarks below name it with the number of graphs. Recurrences in
-  chunks are compiled once for each length.
+  chunks are compiled once for each length, also where it is marked dynamic: the loop in which chunks pass their memory
+  on is unrolled. Pad or pack texts to few lengths, or leave these models uncompiled.
 - **Changed linear layers** ([adapters](how-to/adapters.md), norms, masks, quantized weights) act wherever the model
   computes. They are compared in float64: values at random make roundings of float32 greater than what is compared.
 - **Several processes**: weights that several layers share are sharded by `shard_model`

@@ -223,7 +223,7 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 @final
-class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveMemoryMode(TorchDispatchMode):
     """Dispatch mode whose `live` is the number of bytes of all storages created in it that still exist.
 
     `peak` is its maximum so far, and `live_logits` the bytes of those whose last axis has `classes` elements. Storages
@@ -376,7 +376,7 @@ def _attention(
 
 
 @final
-class _Selections(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Selections(TorchDispatchMode):
     """Lets boolean masks select a share of all elements."""
 
     def __init__(self, share: float) -> None:

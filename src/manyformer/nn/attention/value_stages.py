@@ -84,11 +84,11 @@ class ValueEmbedding(ValueStage, OptimizerHints):
         return True
 
     def keep_heads(self, selection: HeadSelection) -> None:
-        kept = selection.kv_heads
-        select_entries(self.table, "weight", head_channels(kept, self.value_dim), 1)
-        select_outputs(self.gate, kept)
-        self.kv_heads = len(kept)
-        self.table.embedding_dim = len(kept) * self.value_dim
+        key_heads = selection.kv_heads
+        select_entries(self.table, "weight", head_channels(key_heads, self.value_dim), 1)
+        select_outputs(self.gate, key_heads)
+        self.kv_heads = len(key_heads)
+        self.table.embedding_dim = len(key_heads) * self.value_dim
 
     def extra_repr(self) -> str:
         return f"{self.kv_heads} heads"

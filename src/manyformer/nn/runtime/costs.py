@@ -31,7 +31,8 @@ class _FlopCounter(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        extra_formulas = {operator: shape_wrapper(formula) for operator, formula in _extra_flop_formulas().items()}
+        wrap: Callable[[Callable[..., int]], Callable[..., int]] = shape_wrapper
+        extra_formulas = {operator: wrap(formula) for operator, formula in _extra_flop_formulas().items()}
         self._formulas = {**flop_registry, **extra_formulas}
         self.total = 0
 

@@ -27,8 +27,11 @@ def on_meta_device() -> Iterator[None]:
         yield
 
 
-class ShapesAlone(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ShapesAlone(TorchDispatchMode):
     """Answers operators on tensors of the meta device from their shapes; those of other devices are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -355,13 +358,11 @@ def _reduced(x: Tensor, dims: Any = None, keepdim: int = 0, dtype: torch.dtype |
         return NotImplemented
     places = {dims} if isinstance(dims, int) else set(dims or range(x.ndim))
     places = {place % max(1, x.ndim) for place in places}
-    shape = [1 if place in places else size for place, size in enumerate(x.shape)]
-    result = _ordered(shape, _order_of([x], x.shape), dtype or x.dtype)
     if keepdim:
-        return result
-    for place in sorted(places & set(range(x.ndim)), reverse=True):
-        result = result.squeeze(place)
-    return result
+        shape = [1 if place in places else size for place, size in enumerate(x.shape)]
+    else:
+        shape = [size for place, size in enumerate(x.shape) if place not in places]
+    return _dense(shape, dtype or x.dtype)
 
 
 def _summed(x: Tensor, dims: Any = None, keepdim: int = 0, *, dtype: torch.dtype | None = None) -> Any:
@@ -417,7 +418,7 @@ def _layer_norm_backward(_: Tensor, x: Tensor, *rest: Any) -> Any:
     """The gradients of the inputs, the weight and the bias, where they are wanted."""
     if not x.is_meta:
         return NotImplemented
-    *_, weight, bias, output_mask = rest
+    weight, bias, output_mask = rest[-3:]
     return tuple(_dense(y.shape, y.dtype) if wants else None for y, wants in zip((x, weight, bias), output_mask))
 
 
@@ -431,7 +432,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *_: Any, **__: Any) -> Any:
     """The fused kernel of CPUs: the result, and the logarithms of its sums for the backward pass."""
     if not q.is_meta:
         return NotImplemented
-    rows, heads, length, _ = q.shape
+    rows, heads, length = q.shape[:3]
     wide = torch.promote_types(q.dtype, torch.float32)
     return _like(q), _dense((rows, length, heads), wide).transpose(1, 2)
 
