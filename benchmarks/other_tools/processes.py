@@ -145,10 +145,12 @@ def _reraised(action: Callable[[], object]) -> None:
 
 
 def shard(model: Any) -> nn.Module:
-    """Each layer, then the model; by the library's function for shared weights and scalars, which torch's refuses."""
+    """Each layer, then the model; by the library's function where torch's does not know all of it."""
     layers = list(stack_layers(model))
     uses = Counter(weight for layer in layers for weight in set(layer.parameters()))
-    if any(count > 1 for count in uses.values()) or not all(weight.ndim for weight in model.parameters()):
+    is_shared = any(count > 1 for count in uses.values())
+    has_scalars = not all(weight.ndim for weight in model.parameters())
+    if is_shared or has_scalars or any(layer.entries for layer in layers):
         shard_model(model)
         return model
     for layer in layers:

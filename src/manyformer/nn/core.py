@@ -355,6 +355,9 @@ class Layer(RecordModule, ABC):
     recomputes: bool = False
     """Whether it stores no activations, because it recomputes all of its layers together in the backward pass."""
 
+    entries: tuple[str, ...] = ()
+    """Methods beside `forward` by which its stack calls it; sharded weights are gathered for these, too."""
+
     largest_count: int | None = None
     """The most steps, or layers, of a token, for a layer that reports to `ctx.watch` how many each token passes."""
 
