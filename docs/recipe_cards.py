@@ -11,7 +11,7 @@ from cost_curves import drawing
 from manyformer.analysis.figures import attention_masks, draw, draw_mixing, mixing_strengths
 from manyformer.analysis.figures.mask_pictures import SHADES
 from manyformer.analysis.own_models import build_tiny
-from manyformer.cli.show_pages import random_inputs
+from manyformer.cli.show_measured import random_inputs
 from manyformer.nn.attention.global_summaries import SummaryPrefixedLayer
 from manyformer.recipes import RECIPES, Recipe
 from manyformer.recipes.parts.model_summary import count_parameters

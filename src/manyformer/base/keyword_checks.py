@@ -7,7 +7,7 @@ import numbers
 import types
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import ConfigDict, TypeAdapter, ValidationError, WrapValidator
@@ -173,6 +173,23 @@ def type_text(annotation: Any, metadata: tuple[Any, ...] = ()) -> str:
         inner = [type_text(part) for part in get_args(annotation) if part is not Ellipsis]
         return f"a list of {' and '.join(dict.fromkeys(inner))}"
     return _TYPE_NAMES.get(annotation, getattr(annotation, "__name__", str(annotation))) + _bounds_text(metadata)
+
+
+class KeywordHelp(NamedTuple):
+    """A keyword of a recipe: its type in words, its default, and its meaning."""
+
+    name: str
+    type: str
+    default: Any
+    meaning: str
+
+
+def describe_keywords(signature: inspect.Signature) -> list[KeywordHelp]:
+    """Describe the keywords of a recipe, in the order of its signature."""
+    return [
+        KeywordHelp(keyword.name, type_text(keyword.annotation), keyword.default, meaning_of(keyword.annotation))
+        for keyword in signature.parameters.values()
+    ]
 
 
 def _bounds_text(metadata: tuple[Any, ...]) -> str:

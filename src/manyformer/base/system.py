@@ -1,10 +1,13 @@
 """What the operating system asks of a process: signals, temporary folders, streams as a shell may leave them.
 
+A command that starts imports hundreds of thousands of objects, among which cycles are looked for in vain.
+
 Ctrl-C and SIGTERM are an exception in the main thread at any moment, or a flag for a block that looks between steps.
 Temporary folders are removed at their end, and those of killed processes at the next start. Standard input and output
 may be closed, unable to show some characters, full, or unread."""
 
 import fcntl
+import gc
 import os
 import select
 import shutil
@@ -25,6 +28,9 @@ STOPPED = 130
 
 GRACE_SECONDS = 1.0
 """How long a watched process may take to end after a signal, for instance where native code does not return."""
+
+_STARTING_THRESHOLD = 300_000
+_USUAL_THRESHOLDS = gc.get_threshold()
 
 _STOP_NUMBERS = (signal.SIGINT, signal.SIGTERM)
 _AWAITED = b"\nstopping after this step; a second signal stops at once\n"
@@ -191,6 +197,18 @@ def _remove_if_unlocked(folder: Path) -> None:
         pass
     finally:
         os.close(handle)
+
+
+def begin_start() -> None:
+    """Look for cycles rarely while a command imports what it needs; `end_start` ends it, as the first model does."""
+    gc.set_threshold(_STARTING_THRESHOLD)
+
+
+def end_start() -> None:
+    """Look for cycles as usual from now on, but not among what was imported; without effect outside of a start."""
+    if gc.get_threshold()[0] == _STARTING_THRESHOLD:
+        gc.freeze()
+        gc.set_threshold(*_USUAL_THRESHOLDS)
 
 
 def prepare_streams() -> None:

@@ -1,11 +1,12 @@
 """The command line: a file for each command, or for a few of one kind; torch is imported only when a command runs."""
 
+import gc
 import importlib
 import os
 import sys
 from collections.abc import Sequence
 
-from manyformer.base.system import STOPPED, flush_or_discard, handle_stop_signals, prepare_streams
+from manyformer.base.system import STOPPED, begin_start, flush_or_discard, handle_stop_signals, prepare_streams
 
 MODULES = {
     "list": "show",
@@ -65,10 +66,14 @@ def main() -> None:
     # otherwise, gains nothing on a quiet machine and makes a step several times slower beside any other busy process.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     prepare_streams()
+    begin_start()
     # a process of torchrun gets its signals from torchrun, which decides when it ends
     with handle_stop_signals(watched="RANK" not in os.environ):
         code = run(sys.argv[1:])
     flush_or_discard(sys.stdout)
+    # the objects of the process go with it: nothing is looked for among them
+    gc.freeze()
+    gc.disable()
     if code == STOPPED:
         # at once: the exit handlers and native threads of libraries may take seconds
         os._exit(code)

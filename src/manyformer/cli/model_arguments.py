@@ -25,10 +25,15 @@ def is_folder(name: str) -> bool:
 
 def model_of(name: str, arguments: list[str] | None) -> "tuple[Recipe, dict[str, Any]]":
     """The recipe that `name` refers to and its keywords: a saved model's, updated by `arguments` (KEY=VALUE)."""
-    from manyformer.conversion.hugging_face.model_import import read_recipe
-    from manyformer.recipes import get_recipe
+    keywords: dict[str, Any] = {}
+    if is_folder(name):
+        from manyformer.conversion.hugging_face.model_import import read_recipe
 
-    recipe, keywords = read_recipe(model_folder(name)) if is_folder(name) else (get_recipe(name), {})
+        recipe, keywords = read_recipe(model_folder(name))
+    else:
+        from manyformer.recipes import get_recipe
+
+        recipe = get_recipe(name)
     return recipe, {**keywords, **read_keywords(recipe, arguments)}
 
 
@@ -71,6 +76,8 @@ def _nearest_runs(name: str) -> str:
 
 def read_keywords(recipe: "Recipe", arguments: list[str] | None) -> dict[str, Any]:
     """KEY=VALUE, --key=value or --key value as keywords of `recipe`. Raises UserErrors with all errors together."""
+    if not arguments:
+        return {}
     from manyformer.config.overrides import parse_overrides
     from manyformer.config.setting_layers import SettingError
     from manyformer.config.validation_errors import check_keyword

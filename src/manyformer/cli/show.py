@@ -136,7 +136,12 @@ def _line_page(selected: list[ListedRecipe]) -> Iterator[Block]:
     if width - before_title < MIN_TITLE:
         lines = list(aligned_table(rows))
     yield "\n".join(line[:width].rstrip() for line in lines)
-    yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+    advice = "`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+    # scripts read rows alone
+    if sys.stdout.isatty():
+        yield f"\n{advice}"
+    else:
+        yield Note(advice)
 
 
 def screen_width() -> int:
@@ -281,17 +286,17 @@ def show(
     Weights are not allocated, so models of any size are shown at once. Where the cost depends on the tokens, as with
     experts and hashing, the model is built and run instead.
     """
-    from manyformer.cli.show_pages import recipe_page, recipe_screen
-    from manyformer.recipes.parts.registry import build_on_meta
-
     recipe, model_keywords = model_of(name, keywords)
     _check_views({"--pattern": pattern, "--properties": properties, "--mixing": mixing}, draw_all=draw_all, out=out)
     if properties or mixing:
-        from manyformer.cli.show_pages import measured_mixing, measured_properties
+        from manyformer.cli.show_measured import measured_mixing, measured_properties
 
         if mixing:
             return measured_mixing(name, recipe, keywords, length, out)
         return measured_properties(name, recipe, keywords, length)
+    from manyformer.cli.show_pages import recipe_page, recipe_screen
+    from manyformer.recipes.parts.registry import build_on_meta
+
     model = build_on_meta(recipe.card.name, model_keywords)
     if pattern:
         return _pattern(model, length or PATTERN_LENGTH, out, draw_all=draw_all)
@@ -372,7 +377,7 @@ def _cost(model: "Model", length: int | None) -> "ForwardCost":
 
 
 def _recipe_record(recipe: "Recipe", model: "Model", cost: "ForwardCost") -> dict[str, Any]:
-    from manyformer.config import describe_keywords
+    from manyformer.base.keyword_checks import describe_keywords
     from manyformer.recipes.parts.model_summary import count_parameters, module_rows
 
     values = model.spec.keywords

@@ -17,7 +17,6 @@ from manyformer.config import MuonConfig, RunConfig
 from manyformer.data import HeldOutExample
 from manyformer.data.pipeline.kind import OpenRequest, kind_of
 from manyformer.data.pipeline.opened import read_examples
-from manyformer.inference.generate import decoding_from_options, stream, translate
 from manyformer.models import Model
 from manyformer.nn.runtime.devices import OutOfMemory
 from manyformer.recipes import get_recipe
@@ -312,6 +311,9 @@ class AfterTraining:
             self._sample_translations(model, list(examples))
 
     def _sample_text(self, model: Any, prompt: str, seed: int) -> None:
+        # imported here because a dry run generates nothing
+        from manyformer.inference.generate import decoding_from_options, stream
+
         max_new = SAMPLE_TOKENS
         if model.max_length is not None:
             max_new = min(max_new, model.max_length - len(model.tokenizer.encode(prompt)))
@@ -326,6 +328,8 @@ class AfterTraining:
         self._print("\n")
 
     def _sample_translations(self, model: Any, examples: list[HeldOutExample]) -> None:
+        from manyformer.inference.generate import translate
+
         texts = translate(model, [held_out.source for held_out in examples], tokenizer=model.tokenizer)
         for example, text in zip(examples, texts):
             self._print(f"sample   {example.source}\n      →  {text}\n   ref.  {example.target}")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from manyformer.base.lazy_names import offer_names as _offer_names
 
 if TYPE_CHECKING:
+    from manyformer.base.keyword_checks import describe_keywords
     from manyformer.config.data_sections import (
         DATA_SECTIONS,
         AudioData,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from manyformer.config.load import RUN_FILE, ImportFn, InitialModel, RecipeLookup, describe_misfits, load_run
     from manyformer.config.run import RunConfig
     from manyformer.config.run_file import FREE_ON_RESUME, differences, dump_run
-    from manyformer.config.setting_names import SettingHelp, describe_keywords, describe_settings, json_schema
+    from manyformer.config.setting_names import SettingHelp, describe_settings, json_schema
     from manyformer.config.shipped import run_description, shipped_comparisons, shipped_runs
     from manyformer.config.training_sections import (
         AdadeltaConfig,
@@ -102,7 +103,7 @@ _MODULES = {
     "TransferConfig": "manyformer.config.training_sections",
     "TreesData": "manyformer.config.data_sections",
     "WSDSchedule": "manyformer.config.training_sections",
-    "describe_keywords": "manyformer.config.setting_names",
+    "describe_keywords": "manyformer.base.keyword_checks",
     "describe_misfits": "manyformer.config.load",
     "describe_settings": "manyformer.config.setting_names",
     "differences": "manyformer.config.run_file",

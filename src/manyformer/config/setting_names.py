@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 from pydantic.fields import FieldInfo
 
 from manyformer.base.errors import format_value
-from manyformer.base.keyword_checks import meaning_of, type_text
+from manyformer.base.keyword_checks import describe_keywords, type_text
 from manyformer.config.data_sections import DATA_SECTIONS, DataSection, select_section
 from manyformer.config.run import UNION_TAGS, RunConfig
 from manyformer.config.section import ConfigSection
@@ -192,23 +192,6 @@ class SettingHelp(NamedTuple):
     type: str
     default: str
     doc: str
-
-
-class KeywordHelp(NamedTuple):
-    """A keyword of a recipe: its type in words, its default, and its meaning."""
-
-    name: str
-    type: str
-    default: Any
-    meaning: str
-
-
-def describe_keywords(signature: inspect.Signature) -> list[KeywordHelp]:
-    """Describe the keywords of a recipe, in the order of its signature."""
-    return [
-        KeywordHelp(keyword.name, type_text(keyword.annotation), keyword.default, meaning_of(keyword.annotation))
-        for keyword in signature.parameters.values()
-    ]
 
 
 def describe_settings(run: RunConfig | None = None, signature: inspect.Signature | None = None) -> list[SettingHelp]:

@@ -422,7 +422,7 @@ class NamedLayers(Layer):
                 self.add_module(name, layer)
         if len(first_names) < len(layers):
             self.places = {name: first_names[layer] for name, layer in layers.items()}
-            self.register_load_state_dict_pre_hook(_drop_repeated_places)
+            self.register_load_state_dict_pre_hook(_drop_repeated_places)  # type: ignore[no-untyped-call]
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self.in_order()]

@@ -23,6 +23,7 @@ from manyformer.models.tasks.masked_language_modelling import HEAD
 from manyformer.nn.runtime.devices import KINDS, available_devices, check_model_fits, device_kind
 from manyformer.nn.runtime.torch_internals import compile_backward_as_eager
 from manyformer.recipes import build, get_recipe
+from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.checkpoints import CheckpointStore
 from manyformer.training.engine import TrainingEngine
 from manyformer.training.layers import checkpoint_activations, compile_layers, layer_depths
@@ -71,13 +72,18 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     if getattr(run.data, "packing", None) == "contiguous" and not model.carries_state:
         # a model without its memory, on the same rows, is what a memory is compared with
         chosen_keywords = {name: value for name, value in keywords.items() if value is not None}
-        with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            if not build(run.recipe, **chosen_keywords).carries_state:
-                raise UserError(
-                    f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
-                    "data.packing=documents, or concat for one long text"
-                )
+        with torch.random.fork_rng(devices=[]):
+            comparable = build_on_meta(run.recipe, chosen_keywords)
+        if not comparable.carries_state:
+            raise UserError(
+                f"data.packing=contiguous continues rows for a model with a memory, and {run.recipe} has none; set "
+                "data.packing=documents, or concat for one long text"
+            )
     return model
+
+
+OPTIMIZER_COPIES = {"sgd": 1, "lion": 1, "adagrad": 1, "adafactor": 0}
+"""The numbers that these optimizers keep for each weight; the others keep two, Muon for all but hidden matrices."""
 
 
 def training_copies(run: RunConfig) -> int:
@@ -85,8 +91,8 @@ def training_copies(run: RunConfig) -> int:
     # FSDP divides them among the processes
     if run.strategy == "fsdp":
         return 1
-    # weights, their gradients and the two running means of Adam, and a moving average
-    return 4 + (run.ema.beta is not None)
+    # weights, their gradients, what the optimizer keeps, and a moving average
+    return 2 + OPTIMIZER_COPIES.get(run.optim.name, 2) + (run.ema.beta is not None)
 
 
 def takes_length_of_data(run: RunConfig) -> bool:

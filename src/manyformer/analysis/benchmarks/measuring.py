@@ -165,7 +165,7 @@ def _status_bytes(field: str) -> int:
 
 
 @final
-class LargestTensorMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LargestTensorMode(TorchDispatchMode):
     """Dispatch mode whose `elements` is the number of elements of the largest tensor that any operator returned.
 
     The size of a tensor's storage counts, not that of the view.

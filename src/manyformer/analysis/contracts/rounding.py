@@ -24,7 +24,7 @@ HALVES = (torch.bfloat16, torch.float16)
 
 
 @final
-class DtypeRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class DtypeRecorder(TorchDispatchMode):
     """Records the floating dtypes of all results, and whether numbers in float64 are written with fewer bits."""
 
     def __init__(self) -> None:

@@ -215,7 +215,7 @@ def random_calls(forward: Forward, inputs: Inputs) -> list[OperatorCall]:
 
 
 @final
-class CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CallRecorder(TorchDispatchMode):
     """Records every operator that torch dispatches."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import torch
 import torch.nn.functional as F
@@ -21,13 +21,16 @@ from manyformer.models import BatchLoss, Model
 from manyformer.nn.batches import IGNORE_INDEX, Batch
 from manyformer.nn.core import tree_map
 from manyformer.nn.runtime.costs import count_flops
+from manyformer.nn.runtime.shapes_alone import ShapesAlone
 from manyformer.nn.runtime.torch_internals import TorchDispatchMode, tree_leaves
 from manyformer.nn.runtime.torch_internals import tree_map as map_arguments
 from manyformer.recipes import build
 from manyformer.recipes.parts.model_summary import count_parameters, is_content_based
 from manyformer.recipes.parts.registry import build_on_meta, task_of
 from manyformer.training.layers import checkpoint_activations
-from manyformer.training.step_job import StepJob, own_engine
+
+if TYPE_CHECKING:
+    from manyformer.training.step_job import StepJob
 
 MAX_REAL_PARAMETERS = 100_000_000
 """The largest model that is built with weights where shapes alone do not decide its operations."""
@@ -101,7 +104,9 @@ def step_cost(
         autocast = torch.bfloat16
     if not is_content_based(model):
         try:
-            return _counted(model, rows, length, autocast, BY_SHAPES)
+            # around all other modes, which see the operators that it answers
+            with ShapesAlone():
+                return _counted(model, rows, length, autocast, BY_SHAPES)
         except (NotImplementedError, RuntimeError):
             # an operator of it needs values
             pass
@@ -121,11 +126,16 @@ def step_cost(
 
 
 def _counted(model: Model, rows: int, length: int, autocast: torch.dtype | None, method: str) -> RehearsedCost:
-    step = StepRehearsal(model, rows, length, autocast)
-    flops = step.flops()
-    memory = step.memory()
-    # the peak is not proportional to the rows: gradients of weights and buffers do not grow with them
-    doubled = StepRehearsal(model, 2 * rows, length, autocast).memory()
+    # what the process has loaded is not looked through for cycles of each pass
+    gc.freeze()
+    try:
+        step = StepRehearsal(model, rows, length, autocast)
+        flops = step.flops()
+        memory = step.memory()
+        # the peak is not proportional to the rows: gradients of weights and buffers do not grow with them
+        doubled = StepRehearsal(model, 2 * rows, length, autocast).memory()
+    finally:
+        gc.unfreeze()
     row_peak = max(0, doubled.peak - memory.peak) // rows
     sizes = memory.activations, memory.logits, memory.peak
     return RehearsedCost(rows, step.length, count_parameters(model), flops, *sizes, row_peak, method)
@@ -200,8 +210,11 @@ class StepRehearsal:
             return nullcontext()
         return torch.autocast(self.model.device.type, self.autocast)
 
-    def as_job(self) -> StepJob:
+    def as_job(self) -> "StepJob":
         """The step with its optimizer, to be timed on a real device."""
+        # imported here because a step that is counted alone needs no engine
+        from manyformer.training.step_job import StepJob, own_engine
+
         return StepJob(own_engine(self.model, autocast=self.autocast), [self._batch()])
 
 
@@ -210,7 +223,7 @@ def _tensors(model: nn.Module) -> list[Tensor]:
 
 
 @final
-class LiveMemoryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class LiveMemoryMode(TorchDispatchMode):
     """Dispatch mode whose `live` is the number of bytes of all storages created in it that still exist.
 
     `peak` is its maximum so far, and `live_logits` the bytes of those whose last axis has `classes` elements. Storages
@@ -363,7 +376,7 @@ def _attention(
 
 
 @final
-class _Selections(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Selections(TorchDispatchMode):
     """Lets boolean masks select a share of all elements."""
 
     def __init__(self, share: float) -> None:

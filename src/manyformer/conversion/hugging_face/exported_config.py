@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from manyformer.base import VERSION
 from manyformer.base.errors import UserError
 from manyformer.base.files.atomic_files import atomic_write_text
@@ -29,7 +27,7 @@ from manyformer.models import (
 )
 from manyformer.models.model import model_name
 from manyformer.models.model_files import GenerationSettings
-from manyformer.recipes.parts.registry import build, get_recipe, recipe_in_file, task_of
+from manyformer.recipes.parts.registry import build_on_meta, get_recipe, recipe_in_file, task_of
 
 LOADER = "modeling_manyformer"
 """The module in an exported folder that `trust_remote_code` runs."""
@@ -242,8 +240,7 @@ def wrapped_family(config: HFConfig) -> ModelFamily:
         raise UserError(f"{config.file}: {error}") from None
 
     def tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
-        with torch.device("meta"):
-            names = stored_names(build(recipe, **saved_keywords))
+        names = stored_names(build_on_meta(recipe, saved_keywords))
         return (same(f"{PREFIX}{name}", name) for name in names)
 
     return ModelFamily(

@@ -28,7 +28,7 @@ from manyformer.nn.kernels.kernel import Kernel
 from manyformer.nn.positions import LearnedPosition, Position
 from manyformer.nn.residual import AddJoin
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.recipes.parts.registry import get_recipe, recipe_names
+from manyformer.recipes.parts.registry import build_on_meta, recipe_names
 
 
 class WeightTransfer(NamedTuple):
@@ -44,8 +44,8 @@ def transfer_weights(pair: ModelPair, conversion: RecipeConversion | None = None
     values = dict[str, Tensor]()
     origins = list[TensorOrigin]()
     names_of_storage: dict[int, list[str]] = {}
-    for name, tensor in tensors_by_place(pair.target, keep_vars=True).items():
-        names_of_storage.setdefault(id(tensor), []).append(name)
+    for name, placed in tensors_by_place(pair.target, keep_vars=True).items():
+        names_of_storage.setdefault(id(placed), []).append(name)
     for names in names_of_storage.values():
         # a tied weight may be known by any of its names
         name = next((name for name in names if pair.trained(name) is not None), names[0])
@@ -278,8 +278,8 @@ def build_saved_structure(folder: Path) -> nn.Module | None:
     if spec.recipe not in recipe_names():
         return None
     # recipes draw random blocks and directions even on the meta device
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return get_recipe(spec.recipe).build(**spec.keywords)
+    with torch.random.fork_rng(devices=[]):
+        return build_on_meta(spec.recipe, dict(spec.keywords))
 
 
 def describe_changes(saved: nn.Module, model: nn.Module, new_part: str | None = None) -> list[str]:

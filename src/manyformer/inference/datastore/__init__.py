@@ -5,11 +5,35 @@ language model that interpolates its predictions with the tokens that followed t
 2020, arXiv:1911.00172).
 """
 
-from manyformer.inference.datastore.build_datastore import DatastoreJob, build, datastore_job, plan
-from manyformer.inference.datastore.datastore import Datastore, DatastoreFacts, KNNSettings
-from manyformer.inference.datastore.knn_head import KNNHead, check_fits, knn_lm
-from manyformer.inference.datastore.nearest_keys import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
-from manyformer.inference.datastore.retrieval import RetrievalAugmentedModel, find_neighbours
+from typing import TYPE_CHECKING
+
+from manyformer.base.lazy_names import offer_names as _offer_names
+
+if TYPE_CHECKING:
+    from manyformer.inference.datastore.build_datastore import DatastoreJob, build, datastore_job, plan
+    from manyformer.inference.datastore.datastore import Datastore, DatastoreFacts, KNNSettings
+    from manyformer.inference.datastore.knn_head import KNNHead, check_fits, knn_lm
+    from manyformer.inference.datastore.nearest_keys import ExcludedRanges, FlatIndex, IVFPQIndex, make_index
+    from manyformer.inference.datastore.retrieval import RetrievalAugmentedModel, find_neighbours
+
+_MODULES = {
+    "Datastore": "manyformer.inference.datastore.datastore",
+    "DatastoreFacts": "manyformer.inference.datastore.datastore",
+    "DatastoreJob": "manyformer.inference.datastore.build_datastore",
+    "ExcludedRanges": "manyformer.inference.datastore.nearest_keys",
+    "FlatIndex": "manyformer.inference.datastore.nearest_keys",
+    "IVFPQIndex": "manyformer.inference.datastore.nearest_keys",
+    "KNNHead": "manyformer.inference.datastore.knn_head",
+    "KNNSettings": "manyformer.inference.datastore.datastore",
+    "RetrievalAugmentedModel": "manyformer.inference.datastore.retrieval",
+    "build": "manyformer.inference.datastore.build_datastore",
+    "check_fits": "manyformer.inference.datastore.knn_head",
+    "datastore_job": "manyformer.inference.datastore.build_datastore",
+    "find_neighbours": "manyformer.inference.datastore.retrieval",
+    "knn_lm": "manyformer.inference.datastore.knn_head",
+    "make_index": "manyformer.inference.datastore.nearest_keys",
+    "plan": "manyformer.inference.datastore.build_datastore",
+}
 
 __all__ = [
     "Datastore",
@@ -29,3 +53,6 @@ __all__ = [
     "make_index",
     "plan",
 ]
+
+
+_offer_names(__name__, _MODULES)

@@ -261,7 +261,7 @@ def logits_difference(logits: Tensor, expected: Tensor) -> str:
 
 
 @final
-class OuterTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OuterTensors(TorchDispatchMode):
     """Collects the tensors that operators read although none of them made it: weights, tables, caches, inputs.
 
     A captured graph reads them at their addresses, so they must exist as long as it does."""
@@ -291,7 +291,7 @@ READS_VALUES = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 
 
 @final
-class StaticOperatorsOnly(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class StaticOperatorsOnly(TorchDispatchMode):
     """Raises NotStaticError at the first operator that a captured graph could not replay.
 
     On a CPU it refuses what would have to wait for a GPU or be copied to one, so that the answer is the same."""

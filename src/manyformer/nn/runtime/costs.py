@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from manyformer.nn.runtime.torch_internals import TorchDispatchMode
 
 FLOP_CONVENTION = (
     "matrix products, convolutions and attention, a multiply-add as two, causal attention in full; not counted: "
@@ -15,26 +17,36 @@ FLOP_CONVENTION = (
 
 def count_flops(job: Callable[[], object]) -> int:
     """The floating-point operations of one call of `job`, counted by `FLOP_CONVENTION`."""
-    counter = FlopCounterMode(display=False, custom_mapping=_extra_flop_formulas())
-    # totals need no names of modules
-    counter.mod_tracker = _NoModuleTracker()  # type: ignore[assignment]
+    counter = _FlopCounter()
     with counter:
         job()
-    return int(counter.get_total_flops())
+    return counter.total
 
 
-class _NoModuleTracker:
-    """Replaces torch's module tracker and attributes all operations to one "Global" module.
+class _FlopCounter(TorchDispatchMode):
+    """Counts as torch's `FlopCounterMode`, without names of modules.
 
-    The hooks of torch's tracker forbid nested gradients, which layers that are recomputed in the backward pass, such
-    as reversible ones, take.
-    """
+    The hooks by which that one follows modules forbid nested gradients, which layers that are recomputed in the
+    backward pass take, such as reversible ones."""
 
-    parents = frozenset({"Global"})
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        wrap: Callable[[Callable[..., int]], Callable[..., int]] = shape_wrapper
+        extra_formulas = {operator: wrap(formula) for operator, formula in _extra_flop_formulas().items()}
+        self._formulas = {**flop_registry, **extra_formulas}
+        self.total = 0
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *_: object) -> None: ...
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        # what an operator consists of may have formulas
+        with self:
+            result = func.decompose(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+        result = func(*args, **kwargs)
+        if (formula := self._formulas.get(func.overloadpacket)) is not None:
+            self.total += formula(*args, **kwargs, out_val=result)
+        return result
 
 
 def _extra_flop_formulas() -> dict[Any, Callable[..., int]]:

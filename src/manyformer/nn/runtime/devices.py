@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_module_registration_hook
 
 from manyformer.base.errors import UserError
+from manyformer.nn.runtime.shapes_alone import on_meta_device
 
 SMALLER_MODEL = "make dim, ff_dim, depth, vocab or max_length smaller, or what else decides the number of weights"
 SMALLER_WORK = "make the batch, the length of the rows or the model (dim, depth, vocab) smaller"
@@ -312,7 +313,7 @@ def check_model_fits(
     if is_small or torch.get_default_device().type == "meta":
         return
     try:
-        with torch.random.fork_rng(devices=[]), bounded_model(name), torch.device("meta"):
+        with torch.random.fork_rng(devices=[]), bounded_model(name), on_meta_device():
             model = build()
     except RuntimeError as error:
         if not is_out_of_memory(error):

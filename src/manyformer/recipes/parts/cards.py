@@ -288,13 +288,13 @@ def _value(module: str, expression: ast.expr | None) -> Any:
 
 
 def _dictionary(module: str, expression: ast.Dict) -> dict[Any, Any]:
-    made: dict[Any, Any] = {}
+    mapping: dict[Any, Any] = {}
     for key, value in zip(expression.keys, expression.values):
         if key is None:
-            made.update(_value(module, value))
+            mapping.update(_value(module, value))
         else:
-            made[_value(module, key)] = _value(module, value)
-    return made
+            mapping[_value(module, key)] = _value(module, value)
+    return mapping
 
 
 def _definition(module: str, name: str) -> tuple[str, ast.stmt]:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from manyformer.models.model import eval_mode
 from manyformer.models.tasks import Inputs, Task
 from manyformer.nn.core import State, state_bytes
 from manyformer.nn.runtime.costs import count_flops
+from manyformer.nn.runtime.shapes_alone import ShapesAlone
 from manyformer.recipes import build, get_recipe
 from manyformer.recipes.parts.registry import task_of
 
@@ -153,7 +155,7 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     task = task_of(model)
     length = task.fixed_length(model) or length
     arguments = task.arguments(model, inputs)
-    with torch.no_grad(), eval_mode(model):
+    with torch.no_grad(), eval_mode(model), _passes(model):
         # a warm-up fills the caches of later passes: plans of sparse attention, which would take ten times as long
         # under the counter, and values that are cached until the weights change
         model(*arguments)
@@ -162,7 +164,8 @@ def forward_cost(model: Model, length: int) -> ForwardCost:
     if "incremental_decoding" not in card.promises or half_length == length:
         return ForwardCost(length, flops, None, None)
     # from two lengths, because a state may have a part that does not grow
-    half_bytes, full_bytes = (_state_bytes(task, model, inputs, upto) for upto in (half_length, length))
+    with _passes(model):
+        half_bytes, full_bytes = (_state_bytes(task, model, inputs, upto) for upto in (half_length, length))
     return ForwardCost(length, flops, full_bytes, (full_bytes - half_bytes) / (length - half_length))
 
 
@@ -174,8 +177,15 @@ def state_bytes_after(model: Model, length: int) -> int | None:
     if "incremental_decoding" not in get_recipe(model.spec.recipe).card.promises:
         return None
     model, inputs = _example_inputs(model, length)
-    with eval_mode(model):
+    with eval_mode(model), _passes(model):
         return _state_bytes(task_of(model), model, inputs, length)
+
+
+def _passes(model: Model) -> AbstractContextManager[object]:
+    """What passes of a model run in: on the meta device they are answered from shapes."""
+    if model.device.type == "meta":
+        return ShapesAlone()
+    return nullcontext()
 
 
 def _example_inputs(model: Model, length: int) -> tuple[Model, Inputs]:

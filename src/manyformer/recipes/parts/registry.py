@@ -16,6 +16,7 @@ from manyformer.base.errors import UserError, suggest_names
 from manyformer.base.files.json_records import DamagedFile
 from manyformer.base.keyword_checks import Default, SharedKeywords, check_names, checked_keywords
 from manyformer.base.plugins import RECIPE_GROUP, entry_points, import_entry_point, import_entry_points, is_external
+from manyformer.base.system import end_start
 from manyformer.config.published_sizes import ALIASES, PUBLISHED_SIZES, PublishedSize, nearest_recipe, published_size
 from manyformer.models.model import Model
 from manyformer.models.model_files import CONFIG_FILE, ModelSpec, read_spec
@@ -25,6 +26,7 @@ from manyformer.nn.attention.collaborative_attention import share_query_key_dims
 from manyformer.nn.attention.head_gates import parse_heads, remove_heads
 from manyformer.nn.runtime.devices import SMALLER_MODEL, bounded_model, check_model_fits, report_out_of_memory
 from manyformer.nn.runtime.module_places import separate_places
+from manyformer.nn.runtime.shapes_alone import on_meta_device
 from manyformer.recipes.parts.cards import (
     FAMILIES,
     OWN_PREFIX,
@@ -111,6 +113,7 @@ def _with_spec(function: Callable[P, M], name: str, task: "Task") -> Callable[P,
 
     @wraps(function)
     def build_with_spec(*args: P.args, **kwargs: P.kwargs) -> M:
+        end_start()
         check_names(name, kwargs, signature.parameters)
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -342,5 +345,5 @@ def build(name: str, **keywords: Any) -> Model:
 
 def build_on_meta(recipe: str, keywords: dict[str, Any]) -> Model:
     """The model on the `meta` device, without storage for its weights: fast for any size."""
-    with bounded_model(recipe), torch.device("meta"):
+    with bounded_model(recipe), on_meta_device():
         return build(recipe, **keywords)

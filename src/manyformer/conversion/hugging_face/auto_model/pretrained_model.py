@@ -38,7 +38,7 @@ from manyformer.models.model_files import (
     warn_non_finite_tensors,
 )
 from manyformer.nn.batches import IGNORE_INDEX
-from manyformer.recipes.parts.registry import build, read_saved_recipe
+from manyformer.recipes.parts.registry import build, build_on_meta, read_saved_recipe
 
 
 class ManyformerConfig(PreTrainedConfig):
@@ -95,8 +95,7 @@ class SavedModel:
         recipe, keywords = read_saved_recipe(self.folder)
         pair = self.tokenizers
         try:
-            with torch.device("meta"):
-                model = build(recipe.card.name, **keywords)
+            model = build_on_meta(recipe.card.name, keywords)
         except UserError as error:
             raise UserError(f"{self.folder / CONFIG_FILE}: {error}") from None
         if pair is not None:
