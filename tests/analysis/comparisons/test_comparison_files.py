@@ -147,7 +147,8 @@ def test_what_papers_claim_is_compared_in_one_frame(name: str) -> None:
         run = case.run.model_copy(update={"model": case.run.model | {name: first.model[name] for name in shared}})
         assert body_parameters(run) == pytest.approx(parameters, rel=TOLERANCE)
     assert list(actual.file.trials) == ["optim.lr"]
-    assert {len(case.trials) for case in actual.cases} == {3}
+    # the best rates of parts that change the scale of a model lie further apart
+    assert {len(case.trials) for case in actual.cases} == {5 if name == "baseline/2026" else 3}
     assert actual.file.seeds == 3
 
 
