@@ -79,15 +79,15 @@ class AttentionResidual(StreamRule[tuple[Tensor, ...]]):
 def layers(kind: type[Chain] | type[StreamLayer]) -> dict[str, Layer]:
     """The same layers for a chain and for a stack with a rule."""
     torch.manual_seed(0)
-    made: dict[str, Layer] = {}
+    branches_made: dict[str, Layer] = {}
     for number in range(DEPTH):
         attention = Attention(16, 2, SoftmaxKernel(Causal()))
-        made[str(number)] = kind(
+        branches_made[str(number)] = kind(
             attention=Residual(attention, pre_norm=nn.LayerNorm(16), join=AddJoin(dropout=0.0, scale=0.5)),
             ff=Residual(FeedForward(16), pre_norm=nn.LayerNorm(16), inner_norm=nn.LayerNorm(16)),
         )
-    made["norm"] = Pointwise(nn.LayerNorm(16))
-    return made
+    branches_made["norm"] = Pointwise(nn.LayerNorm(16))
+    return branches_made
 
 
 def call(stack: Layer) -> Tensor:
