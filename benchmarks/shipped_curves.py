@@ -1,7 +1,8 @@
 """Take the curves of finished trainings of a shipped run into the package: `shipped_curves.py lm/stdlib RUN...`.
 
-Each RUN is the folder of `manyformer train lm/stdlib seed=N limits.minutes=60 out=RUN`: all of the shipped run's steps,
-without its limit of minutes. Curves of the same run and seed are replaced.
+Each RUN is the folder of `manyformer train lm/stdlib seed=N limits.minutes=6000 out=RUN`: all steps of the shipped run,
+without its limit of minutes. Curves of the same run and seed are replaced. The seed of the shipped run is left out: a
+first run, which has it, would be compared with itself.
 """
 
 import argparse
@@ -25,6 +26,8 @@ def curve_of(name: str, folder: Path) -> ShippedCurve:
     shipped = as_training_run(name)
     if not is_same_run(shipped, run):
         raise UserError(f"{folder} has other settings than {name}")
+    if run.seed == shipped.seed:
+        raise UserError(f"{folder} has the seed {run.seed} of {name}, whose runs would be compared with themselves")
     rows = read_curves(folder).rows
     if rows[-1]["step"] != shipped.limits.steps:
         raise UserError(f"{folder} ended at step {rows[-1]['step']}, not at the {shipped.limits.steps} of {name}")
@@ -45,7 +48,8 @@ def main() -> None:
     parser.add_argument("run", help="the name of a shipped run")
     parser.add_argument("folders", nargs="+", type=Path, help="folders of its trainings")
     arguments = parser.parse_args()
-    curves = {curve.key: curve for curve in shipped_curves()}
+    own_seed = as_training_run(arguments.run).seed
+    curves = {curve.key: curve for curve in shipped_curves() if (curve.run, curve.seed) != (arguments.run, own_seed)}
     curves |= {curve.key: curve for curve in (curve_of(arguments.run, folder) for folder in arguments.folders)}
     lines = JsonLines(SHIPPED_CURVES.with_suffix(".draft"), ShippedCurve, "the curve of a shipped run")
     for key in sorted(curves):

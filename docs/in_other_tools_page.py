@@ -33,7 +33,7 @@ COLUMNS = {
     "export": "`torch.export` with dynamic batch and length, run at another shape, with gradients",
     "ONNX": "`torch.onnx.export` of the model itself, run by onnxruntime at another shape",
     "jit.trace": "`torch.jit.trace`, run on other inputs",
-    "LoRA": "peft's adapters on all linear layers: one pass, single tokens and the merged model agree",
+    "LoRA": "peft's adapters on all linear layers: one pass, decoding by single tokens and the merged model agree",
     "weight_norm": "`parametrizations.weight_norm` on all linear layers, with other norms: the same",
     "pruning": "random masks of `torch.nn.utils.prune` on all linear layers: the same",
     "quantization": "`quantize_dynamic` of all linear layers acts, in steps of single tokens as in calls of them",
@@ -52,8 +52,8 @@ A model is an ordinary `torch.nn.Module`: it can be trained in a loop of one's o
 `python benchmarks/in_other_tools.py` puts every recipe, at a tiny size, into the tools below, each in a process of its
 own, and compares with the plain model in float32: ● is equality to 1e-5 of the largest number (half precision: to a
 tenth of the norm), ○ a refusal in a sentence, × anything else that was raised, … no end within the limit of time, and
-an empty cell was not computed: the tool was not there, or takes no such inputs. Attention is computed by
-`sdpa_kernel(SDPBackend.MATH)` where torch's fused kernels have no derivative. On torch 2.13, on a CPU.
+an empty cell was not computed. Attention is computed by `sdpa_kernel(SDPBackend.MATH)` where torch's fused kernels have
+no derivative. On torch 2.13, on a CPU.
 
 ## What to know
 
@@ -69,13 +69,18 @@ an empty cell was not computed: the tool was not there, or takes no such inputs.
   places in `state_dict()` and in `named_parameters(remove_duplicate=False)`. Layers that are applied several times
   (`loops`) have the names of their first place.
 - **Exported graphs** compute recurrences as one chunk and let all experts see all tokens, so that batch and length may
-  be any; `torch.jit.trace` gives a tuple of the tensors of the output.
+  be any; `torch.jit.trace` gives a tuple of the tensors of the output. A graph of any length is refused where a loop
+  over tokens is left (`bahdanau`) and where decays of channels halve the pairs of tokens (`gla`, `hgrn2`, `kda`,
+  `rwkv-7`): export these with a fixed length. That of `nsa` is for lengths with the example's remainder by blocks.
 - **Graphs of `torch.compile`**: where data choose (experts, clusters, adaptive steps) or where a loop over tokens would
   be unrolled, a function is taken out of the graph; the remarks below name it with the number of graphs. Recurrences in
-  chunks are compiled once for each length.
+  chunks are compiled once for each length, also where it is marked dynamic: the loop in which chunks pass their memory
+  on is unrolled. Pad or pack texts to few lengths, or leave these models uncompiled.
+- **Changed linear layers** ([adapters](how-to/adapters.md), norms, masks, quantized weights) act wherever the model
+  computes. They are compared in float64: values at random make roundings of float32 greater than what is compared.
+- **Several processes**: weights that several layers share are sharded by `shard_model`
+  ([compile, shard, export](how-to/compile-and-export.md)), as torch's `fully_shard` by itself refuses them.
 
-| column | what is done |
-| --- | --- |
 """
 
 
@@ -85,7 +90,12 @@ def in_other_tools_page(mark: str) -> str:
     names = sorted(name for name in results if name in RECIPES)
     counts = Counter(cell["result"] for name in names for cell in results[name].values())
     computed = sum(counts.values()) - counts["skipped"]
-    lines = [mark, TEXT + "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items()), ""]
+    lines = [
+        mark,
+        TEXT,
+        *markdown_table(["column", "what is done", "right", "refused", "else"], _sums(results, names)),
+        "",
+    ]
     shares = ", ".join(f"{counts[result]} {result}" for result in SIGNS if counts[result] and result != "skipped")
     commits = Counter(cell["commit"] for name in names for cell in results[name].values() if "commit" in cell)
     states = ", ".join(f"{count} of {commit}" for commit, count in sorted(commits.items()))
@@ -97,6 +107,14 @@ def in_other_tools_page(mark: str) -> str:
     lines += markdown_table(["recipe", *COLUMNS], rows)
     lines += ["", "## Remarks", "", *markdown_table(["column", "result", "recipes", "words"], _remarks(results, names))]
     return "\n".join(lines) + "\n"
+
+
+def _sums(results: dict[str, dict[str, dict[str, str]]], names: list[str]) -> Iterator[list[object]]:
+    """What each column does, and how many cells are right, refused and anything else."""
+    for column, meaning in COLUMNS.items():
+        counts = Counter(results[name][column]["result"] for name in names if column in results[name])
+        others = counts.total() - counts["right"] - counts["refused"]
+        yield [column, meaning, counts["right"], counts["refused"], others]
 
 
 def _remarks(results: dict[str, dict[str, dict[str, str]]], names: list[str]) -> Iterator[list[object]]:

@@ -14,6 +14,7 @@ from manyformer.recipes.parts.cards import FACTS, FAMILIES, PROMISES
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
+from first_minutes_page import first_minutes_page  # noqa: E402 - a module of this folder
 from gpu_results_page import gpu_results_page  # noqa: E402 - a module of this folder
 from host_reads_page import host_reads_page  # noqa: E402
 from in_other_tools_page import in_other_tools_page  # noqa: E402
@@ -127,6 +128,7 @@ PAGES = {
     "gpu-results.md": partial(gpu_results_page, MARK),
     "suite.md": suite_page,
     "start-times.md": partial(start_times_page, MARK),
+    "first-minutes.md": partial(first_minutes_page, MARK),
     "host-reads.md": partial(host_reads_page, MARK),
     "in-other-tools.md": partial(in_other_tools_page, MARK),
     "_static/leak.svg": leak_picture,

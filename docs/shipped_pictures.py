@@ -14,10 +14,12 @@ from manyformer.analysis.comparisons.suite_results import read_results
 from manyformer.analysis.contracts.leak_place import DependenceMatrix
 from manyformer.analysis.contracts.report_page import matrix_svg
 from manyformer.base.files.figures import curve_color, curve_style, panels, write_picture
+from manyformer.config import RunConfig
 from manyformer.config.shipped import SUITE_RESULTS
 from manyformer.nn.positions import AlibiPosition, T5BiasPosition
 from manyformer.nn.positions.absolute import sinusoid_table
 from manyformer.nn.positions.rotary import rotary_frequencies
+from manyformer.training.schedules import make_schedule
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -33,6 +35,7 @@ VIEWER_TEXT = """\
 for name, value in items.items():
     if name not in result:
         result[name] = value"""
+RANGE_TEST = "train lm/stdlib model.dim=64 model.depth=2 model.heads=4 batch.tokens=2048 --find-lr"
 VIEWER_PAGE = f"view runs/lm-stdlib {shlex.quote(VIEWER_TEXT)} --out page.html"
 
 
@@ -132,6 +135,46 @@ def positions() -> None:
     print("wrote docs/_static/positions.svg")
 
 
+def schedules() -> None:
+    """The learning rates of the schedules over a run of 2,000 steps, as the package computes them."""
+    figure, axes = panels(1, 2, (4.2, 3.0))
+    linear = {"name": "wsd", "decay_share": 0.4}
+    wsd = {
+        "linear": linear,
+        "1-sqrt": {**linear, "shape": "1-sqrt"},
+        "exponential to 0.01": {**linear, "shape": "exponential", "final_ratio": 0.01},
+        "decay_share=1: linear to zero": {**linear, "decay_share": 1.0},
+    }
+    others = {"cosine": {"name": "cosine"}, "constant": {"name": "constant"}, "noam": {"name": "noam", "warmup": 200}}
+    for axis, group in zip(axes, (wsd, others), strict=True):
+        for index, (label, settings) in enumerate(group.items()):
+            rate = None if label == "noam" else 1.0
+            run = RunConfig.model_validate(
+                {"recipe": "llama", "schedule": settings, "optim": {"lr": rate}, "limits": {"steps": 2000}}
+            )
+            rates = make_schedule(run, width=512).sample(200)
+            shares = [value / max(rates) for value in rates]
+            axis.plot(range(0, 2000, 10), shares, label=label, **curve_style(index, len(shares)))
+        axis.set(xlabel="step", ylabel="share of the highest rate")
+        # below the panel, where it covers no line
+        axis.legend(frameon=False, fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
+    axes[0].set(title="wsd: the shapes of its decay")
+    axes[1].set(title="the others")
+    write_picture(figure, HERE / "_static/schedules.svg")
+    print("wrote docs/_static/schedules.svg")
+
+
+def find_lr() -> None:
+    """The picture of a learning-rate range test."""
+    folder = HERE / "_build/find-lr"
+    folder.mkdir(parents=True, exist_ok=True)
+    pictures.run(RANGE_TEST, folder)
+    path = HERE / "_static/find-lr.png"
+    path.write_bytes((folder / "runs/lm-stdlib-find-lr.png").read_bytes())
+    _reduce_colors(path)
+    print(f"wrote {path.relative_to(HERE.parent)}")
+
+
 def _reduce_colors(path: Path) -> None:
     """A table of colors in place of three bytes a pixel: drawings have few, and the file is a third of its size."""
     Image.open(path).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
@@ -143,6 +186,8 @@ PICTURES: dict[str, Callable[[], None]] = {
     "leak": leak,
     "bigbird": bigbird,
     "positions": positions,
+    "schedules": schedules,
+    "find-lr": find_lr,
 }
 
 

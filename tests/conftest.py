@@ -19,6 +19,9 @@ import shapes
 if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
     sys.dont_write_bytecode = False
 
+# with the default, which looks after every 700 new objects, garbage collection is a twelfth of the time of all tests
+gc.set_threshold(50_000, 20, 50)
+
 # jobs in the background of a shell ignore Ctrl-C, and so would every process that a test interrupts
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -95,10 +98,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+# of devices that are not there, `torch.manual_seed` writes down each call with the stack, a millisecond every time
+_set_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+
+
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Every test draws the same random numbers, whichever tests ran before it."""
-    torch.manual_seed(0)
+    _set_seed(0)
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ READ_ALONE = {
     r"^check --data ": "files of the reader, as in tests/analysis/contracts/test_scorer_command.py",
     r"\bdevices=": "several devices",
     r"init_from=runs/softmax|--datastore|runs/(memory-8k|lm-stdlib-64|six-heads)|^datastore ": "an earlier step",
+    r"branch_from=": "a checkpoint of an earlier step",
+    r"--find-lr": "takes steps for minutes, as in tests/cli/test_cli_train.py",
     r"--serve": "serves until it is stopped",
     r"--lines": "a pipe",
     r"--calibrate|^compare suite/full .*lstm-lm": "measures for minutes",

@@ -29,6 +29,13 @@ def test_a_recipe_is_right_in_other_tools(recipe: str) -> None:
         assert ToolCell(recipe, column).result() == {"result": "right"}, column
 
 
+@pytest.mark.parametrize(
+    ("recipe", "column"), [("rwkv-7", "FSDP2"), ("spalm", "DDP"), ("transformer-xl", "dcp"), ("mixtral", "dcp")]
+)
+def test_two_processes_are_right(recipe: str, column: str) -> None:
+    assert ToolCell(recipe, column).run(120) == {"result": "right"}
+
+
 def test_a_wrong_cell_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Shifted(nn.Module):
         def __init__(self, model: nn.Module) -> None:

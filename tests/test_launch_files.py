@@ -1,6 +1,8 @@
 """The files that start trainings on clusters start the documented command, read by torchrun and manyformer."""
 
+import contextlib
 import importlib.util
+import io
 import os
 import re
 import shlex
@@ -14,6 +16,7 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from manyformer import cli
 from manyformer.config import load_run
 from manyformer.training.run_folder import recipe_lookup
 
@@ -78,6 +81,14 @@ def test_the_command_is_ours(read: Callable[[Path], list[str]], endpoint: str, n
     assert (run.strategy, run.out) == ("fsdp", "runs/mine")
 
 
+def in_this_process(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """`python -m manyformer WORDS`, whose words are all that the script for Ray decides, without a start of its own."""
+    assert command[:3] == [sys.executable, "-m", "manyformer"]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = cli.run(command[3:])
+    return subprocess.CompletedProcess(command, code, printed.getvalue())
+
+
 @pytest.fixture
 def ray_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script for Ray as a module, which does without Ray until it has read the run."""
@@ -97,6 +108,7 @@ def arguments_of(module: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> An
 
 
 def test_the_script_for_ray_reads_the_run_that_its_page_names(ray_launch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_launch.subprocess, "run", in_this_process)
     (line, elastic) = re.findall(r"python ray_launch.py (.*)", (FOLDER.parent / "ray.md").read_text())
     arguments = arguments_of(ray_launch, line, monkeypatch)
     run = ray_launch.checked_run(arguments)
@@ -107,6 +119,7 @@ def test_the_script_for_ray_reads_the_run_that_its_page_names(ray_launch: Any, m
 def test_a_relative_folder_is_refused_by_the_script_for_ray(
     ray_launch: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(ray_launch.subprocess, "run", in_this_process)
     arguments = arguments_of(ray_launch, "mine.yaml out=runs/mine", monkeypatch)
     with pytest.raises(SystemExit) as ended:
         ray_launch.checked_run(arguments)

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import manyformer as mf
+from sources import trees_below
 
 ROOT = Path(mf.__file__).parent
-TREES = {file.relative_to(ROOT): ast.parse(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.py"))}
+
+
+def trees() -> dict[Path, ast.Module]:
+    """The syntax tree of each file by its path in the package."""
+    return {file.relative_to(ROOT): tree for file, tree in trees_below(ROOT).items()}
+
 
 EVERYDAY_WORDS = frozenset(
     [
@@ -89,7 +95,7 @@ def bindings(tree: ast.Module) -> Iterator[str]:
 
 def test_public_classes_and_aliases_have_unique_names() -> None:
     files: dict[str, list[str]] = defaultdict(list)
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         for name in public_types(tree):
             files[name].append(str(file))
     assert {name: places for name, places in files.items() if len(places) > 1} == {}
@@ -97,7 +103,7 @@ def test_public_classes_and_aliases_have_unique_names() -> None:
 
 def test_modules_have_unique_names() -> None:
     files: dict[str, list[Path]] = defaultdict(list)
-    for file in TREES:
+    for file in trees():
         if file.name != "__init__.py" and file.parts[0] not in VERBS_AND_PAPERS:
             files[file.name].append(file)
     assert {name: places for name, places in files.items() if len(places) > 1} == {}
@@ -105,7 +111,7 @@ def test_modules_have_unique_names() -> None:
 
 def test_variables_are_technical_terms() -> None:
     total, everyday = 0, Counter[tuple[str, str]]()
-    for file, tree in TREES.items():
+    for file, tree in trees().items():
         names = list(bindings(tree))
         total += len(names)
         everyday.update((str(file), name) for name in names if name in EVERYDAY_WORDS)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sources import trees_below
+
 ROOT = Path(__file__).parent
 
 SAYS_NOTHING = {"made", "told", "up", "go", "want", "got"}
@@ -24,9 +26,8 @@ REDUCING = {"all", "any", "bool", "item"}
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-@functools.cache
 def trees() -> dict[Path, ast.Module]:
-    return {file: ast.parse(file.read_text(encoding="utf-8")) for file in sorted(ROOT.rglob("*.py"))}
+    return trees_below(ROOT)
 
 
 def called_name(call: ast.Call) -> str:

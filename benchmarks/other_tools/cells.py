@@ -126,4 +126,4 @@ def _short(text: str) -> str:
     line = " ".join(text.split())
     line = re.sub(r"0x[0-9a-f]+", "0x", line)
     line = re.sub(r"(/[\w.-]+)+/", "", line)
-    return line[:240]
+    return line[:320]

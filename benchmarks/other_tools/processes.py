@@ -18,6 +18,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from manyformer.training.layers import stack_layers
 from manyformer.training.parallel_strategies import shard_model
 from other_tools.comparisons import WrongResult, compare, compare_all
 from other_tools.subject import Subject, output_of
@@ -144,19 +145,16 @@ def _reraised(action: Callable[[], object]) -> None:
 
 
 def shard(model: Any) -> nn.Module:
-    """Each layer, then the model; by the library's function for shared weights and scalars, which torch's refuses."""
-    layers = [
-        module
-        for name, module in model.named_modules()
-        if name.rpartition(".")[2].isdigit() and not any(part.isdigit() for part in name.split(".")[:-1])
-    ]
+    """Each layer, then the model; by the library's function where torch's does not know all of it."""
+    layers = list(stack_layers(model))
     uses = Counter(weight for layer in layers for weight in set(layer.parameters()))
-    if any(count > 1 for count in uses.values()) or not all(weight.ndim for weight in model.parameters()):
+    is_shared = any(count > 1 for count in uses.values())
+    has_scalars = not all(weight.ndim for weight in model.parameters())
+    if is_shared or has_scalars or any(layer.entries for layer in layers):
         shard_model(model)
         return model
     for layer in layers:
-        if any(True for _ in layer.parameters()):
-            fully_shard(layer)
+        fully_shard(layer)
     fully_shard(model)
     return model
 

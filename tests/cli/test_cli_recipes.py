@@ -17,13 +17,18 @@ from manyformer.cli.show_pages import recipe_screen
 from manyformer.config import shipped_runs
 from manyformer.config.published_sizes import PUBLISHED_SIZES
 from manyformer.recipes import get_recipe
+from manyformer.recipes.parts.cards import FAMILIES
 from manyformer.recipes.parts.model_summary import ForwardCost, count_parameters, forward_cost, module_rows
 from manyformer.recipes.parts.registry import build_on_meta
 
 
 def test_a_piped_list_has_a_whole_line_for_each_recipe(cli: Cli) -> None:
-    rows = cli("list").out.splitlines()
-    header, *listed = rows[: len(mf.recipes()) + 1]
+    header, *listed = cli("list").out.splitlines()
+    assert len(listed) == len(mf.recipes())
+    # the families in the order of the screen, each together, and names in alphabetical order within
+    families = [row.split()[2 if row.split()[1].isdecimal() else 1] for row in listed]
+    assert list(dict.fromkeys(families)) == [family for family in FAMILIES if family in families]
+    assert listed == sorted(listed, key=lambda row: (list(FAMILIES).index(families[listed.index(row)]), row.split()[0]))
     assert header.split() == ["recipe", "year", "family", "task", "state", "title"]
     assert {row.split()[0] for row in listed} == set(mf.recipes())
     assert all(row.endswith(mf.recipes()[row.split()[0]].card.title) for row in listed)

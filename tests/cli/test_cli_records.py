@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from commands import Cli, train
 
 from manyformer.cli.console import Block, Heading, Note, Output, PageTable, print_output
 
@@ -59,3 +60,11 @@ def test_the_picture_is_drawn_after_either_form(
     print_output(Output(REPORT, ["cells"], picture, lambda path: path.write_text("drawn")), as_json=as_json)
     assert picture.read_text() == "drawn"
     assert capsys.readouterr().err == f"wrote {picture}\n"
+
+
+def test_the_baselines_of_an_evaluation_are_records_with_names(cli: Cli, here: Path) -> None:
+    train(here, "rules/copy", "limits.steps=1", "dim=8", "depth=1", "heads=1")
+    evaluation = json.loads(cli("evaluate", "runs/rules-copy", "--json").out)
+    assert set(evaluation["guesses"]) == {"majority", "shortcut"}
+    assert evaluation["guesses"]["majority"]["name"] == "majority"
+    assert 0 < evaluation["guesses"]["majority"]["accuracy"] < evaluation["guesses"]["shortcut"]["accuracy"] < 100

@@ -28,6 +28,24 @@ def theirs(kind: str) -> Any:
     if kind == "bert":
         config = transformers.BertConfig(**SIZES, intermediate_size=24, max_position_embeddings=32, pad_token_id=0)
         return transformers.BertForMaskedLM(config).eval()
+    if kind == "marian":
+        config = transformers.MarianConfig(
+            vocab_size=VOCAB,
+            d_model=16,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=24,
+            decoder_ffn_dim=24,
+            scale_embedding=True,
+            max_position_embeddings=32,
+            decoder_start_token_id=0,
+            pad_token_id=0,
+            eos_token_id=2,
+            forced_eos_token_id=2,
+        )
+        return transformers.MarianMTModel(config).eval()
     config = transformers.T5Config(
         vocab_size=VOCAB,
         d_model=16,
@@ -85,6 +103,37 @@ def test_vectors_in_place_of_tokens_give_the_logits_of_transformers(kind: str, t
     ours(inputs_embeds=vectors).logits.sum().backward()
     assert vectors.grad is not None
     assert vectors.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize("kind", ["t5", "marian"])
+def test_vectors_of_both_sides_give_the_logits_of_transformers(kind: str, tmp_path: Path) -> None:
+    """Ours are those of the table, which is scaled afterwards. Transformers does so for the targets of Marian alone."""
+    model, ours = pair(kind, tmp_path)
+    source, target = (torch.randn(2, 7 + side, 16, generator=torch.Generator().manual_seed(side)) for side in range(2))
+    mask = torch.ones(2, 7, dtype=torch.long)
+    mask[1, 5:] = 0
+    assert ours.embed_source.scale == ours.embed_target.scale == 4
+    with torch.no_grad():
+        expected = model(
+            inputs_embeds=source * 4,
+            decoder_inputs_embeds=target * 4 if kind == "t5" else target,
+            attention_mask=mask,
+        )
+        actual = ours(inputs_embeds=source, decoder_inputs_embeds=target, attention_mask=mask)
+        torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-4, atol=1e-5)
+        tokens, _ = rows("right")
+        vectors = [embed.token(tokens) for embed in (ours.embed_source, ours.embed_target)]
+        named = ours(inputs_embeds=vectors[0], decoder_inputs_embeds=vectors[1])
+        torch.testing.assert_close(named.logits, ours(tokens, tokens).logits)
+
+
+def test_vectors_of_a_source_that_is_no_text_are_refused() -> None:
+    model = mf.build("captioner", vocab=VOCAB, height=8, width=8, channels=3, patch=4, dim=16, depth=1, heads=2)
+    vectors = torch.zeros(2, 4, 16)
+    with pytest.raises(UserError, match="inputs_embeds stand for tokens, and the source of this model is read by a"):
+        model(inputs_embeds=vectors, decoder_input_ids=TOKENS)
+    with pytest.raises(UserError, match="give the target once"):
+        model(torch.rand(2, 8, 8, 3), decoder_input_ids=TOKENS, decoder_inputs_embeds=vectors)
 
 
 @pytest.mark.parametrize("recipe", ["transformer-lm", "mamba-2", "gated-deltanet", "mixtral", "transformer-xl"])

@@ -129,8 +129,8 @@ def reference(model: nn.Module, tokens: Tensor, **asked: Any) -> Tensor:
         maps = ("gate", "up") if given.get("feedforward") == "swiglu" else ("up",)
         hidden = torch.cat([y @ weights[f"{own}{name}.weight"].T for name in maps], -1)
         hidden = hidden if taps is None else convolved(hidden, taps)
-        gate, up = hidden.chunk(2, -1) if len(maps) == 2 else (hidden, hidden)
-        x = x + (F.silu(gate) * up if len(maps) == 2 else up.relu() ** 2) @ weights[f"{own}down.weight"].T
+        gate, values = hidden.chunk(2, -1) if len(maps) == 2 else (hidden, hidden)
+        x = x + (F.silu(gate) * values if len(maps) == 2 else values.relu() ** 2) @ weights[f"{own}down.weight"].T
         outputs.append(x)
     if given["backout"]:
         x = x - weights["body.rule.middle"] * outputs[depth // 2]

@@ -37,15 +37,20 @@ def test_a_branched_decay_equals_a_run_that_was_trained_through(tmp_path: Path) 
 
 
 def test_a_branch_takes_the_checkpoint_that_is_named_and_leaves_the_other_run_alone(tmp_path: Path) -> None:
-    go(a_run(tmp_path / "first", schedule=WSD, save={"every": 4, "keep_last": 3}))
+    go(a_run(tmp_path / "first", schedule=WSD, save={"every": 4, "keep_last": 3, "keep_best": 3}))
     files = {path: path.read_bytes() for path in (tmp_path / "first").rglob("*") if path.is_file()}
     checkpoint = tmp_path / "first" / "checkpoints" / "step-00000004"
     heard = Heard()
-    go(a_run(tmp_path / "second", limits={"steps": 6}, branch_from=str(checkpoint)), heard)
+    go(
+        a_run(tmp_path / "second", limits={"steps": 6}, save={"every": 4, "keep_best": 3}, branch_from=str(checkpoint)),
+        heard,
+    )
     assert f"going on from step 4 of {checkpoint}" in heard.notes
     assert [row["step"] for row in learned(tmp_path / "second") if "loss" in row] == [5, 6]
     state = json.loads((tmp_path / "second/checkpoints/step-00000006/state.json").read_text())
     assert state["train_state"]["branch"][0] == 4
+    # scores of the other run rank no checkpoint of this one
+    assert [entry[1] for entry in state["train_state"]["ranking"]] == [6]
     assert {path: path.read_bytes() for path in files} == files
 
 

@@ -325,6 +325,19 @@ def test_the_average_is_the_model_only_where_it_is_better(
     assert result.scores["loss"] == min(of_average, 1.0)
 
 
+def test_a_run_that_stops_early_keeps_and_takes_its_best_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Task, "validation", scripted_validation([2.0, 1.0, 1.5, 1.2, 9.0]))
+    evaluate = {"every": 2, "patience": 2}
+    result = go(a_run(tmp_path / "run", evaluate=evaluate, save={"every": 100, "keep_last": 1}))
+    assert result.step == 8
+    assert result.reason == "2 evaluations in a row without a better one (evaluate.patience 2)"
+    assert result.chosen_weights == "those of step 4, the best"
+    names = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
+    assert names == ["step-00000004", "step-00000008"]
+
+
 def test_batches_without_targets_are_harmless() -> None:
     batch = CausalLMBatch(torch.full((1, 2), 5), torch.full((1, 2), -100))
     model = mf.build("transformer-lm", vocab=11, dim=8, depth=1, heads=1, max_length=8)

@@ -13,7 +13,17 @@ from runs import Heard, go, learned
 
 import manyformer as mf
 from manyformer.base.files.json_records import validate_json
-from manyformer.config import AdadeltaConfig, AdagradConfig, AdamConfig, AdamWConfig, OptimConfig
+from manyformer.config import (
+    AdadeltaConfig,
+    AdafactorConfig,
+    AdagradConfig,
+    AdamConfig,
+    AdamWConfig,
+    LionConfig,
+    MuonConfig,
+    OptimConfig,
+    SGDConfig,
+)
 from manyformer.models import Model
 from manyformer.models.model_files import find_non_finite
 from manyformer.training import session
@@ -97,6 +107,10 @@ UNCLIPPED = [
     AdamConfig(),
     AdagradConfig(max_weight_grad_norm=None),
     AdadeltaConfig(max_grad_norm=None),
+    MuonConfig(lr=0.02, max_grad_norm=None),
+    SGDConfig(max_grad_norm=None),
+    LionConfig(max_grad_norm=None),
+    AdafactorConfig(),
 ]
 
 

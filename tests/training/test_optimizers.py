@@ -14,6 +14,7 @@ import manyformer as mf
 from manyformer.analysis.own_models import OwnSubject, build_tiny, find_own_subject
 from manyformer.base.errors import UserError
 from manyformer.base.files.json_records import DamagedFile
+from manyformer.base.files.verified_folder import write_manifest
 from manyformer.config import (
     AdafactorConfig,
     AdamWConfig,
@@ -37,6 +38,7 @@ from manyformer.training.optimizers import (
 )
 from manyformer.training.parameter_rules import ParameterRule, matches, parameter_rules
 from manyformer.training.process_group import DDPStrategy
+from manyformer.training.sharded_checkpoints import read_shards, write_shards
 
 MUON = MuonConfig(lr=0.02)
 
@@ -287,6 +289,18 @@ def test_nothing_of_a_matrix_with_normuon_may_be_missing(tmp_path: Path) -> None
     del state["body.0.ff.inner.up.weight/row_moments"]
     with pytest.raises(DamagedFile, match=r"a part of the state of body.0.ff.inner.up.weight is missing"):
         restore_optimizer_state(model, optimizer, state, tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_shards_with_the_state_of_another_optimizer_are_refused(tmp_path: Path) -> None:
+    model, optimizer = one_step(MUON)
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    write_shards(model, optimizer, folder)
+    write_manifest(folder)
+    read_shards(model, optimizer, folder)
+    with pytest.raises(UserError, match=r"/momentum_buffer .* is of another optimizer than the run's"):
+        read_shards(*one_step(AdamWConfig()), folder)
 
 
 @pytest.mark.slow

@@ -128,11 +128,11 @@ def _whole_number(text: str | None, meaning: str) -> int | None:
 
 def _candidates_page(advice: "Advice") -> Iterator[Block]:
     """Three candidates with their reasons, the rows that were measured, and where they end."""
-    yield from _filled(f"for {advice.needs}:")
+    yield _filled(f"for {advice.needs}:")
     if not advice.candidates:
         yield "nothing that was measured fits; give larger bounds, or --all for what was left out"
     for number, candidate in enumerate(advice.candidates, 1):
-        yield from _filled(f"{number}. {_described(candidate, advice)}", indent="   ", lines=4)
+        yield _filled(f"{number}. {_described(candidate, advice)}", indent="   ", lines=4)
     shown = [row for candidate in advice.candidates for row in _shown_rows(candidate)]
     # cases of one recipe have its times in common
     unique = list({(row.task, row.case): row for row in shown}.values())
@@ -142,9 +142,9 @@ def _candidates_page(advice: "Advice") -> Iterator[Block]:
         yield PageTable(("measured", "case", "value", "best"), cells, right=(2,))
     yield ""
     for limit in advice.limits:
-        yield from _filled(f"note: {limit}", indent="  ")
+        yield _filled(f"note: {limit}", indent="  ")
     count = f"--all shows all {len(advice.rows)} rows, their sources, and what was left out ({len(advice.excluded)})"
-    yield from _filled(f"{count}. Next:")
+    yield _filled(f"{count}. Next:")
     yield from advice.commands
 
 
@@ -193,9 +193,8 @@ def _all_rows(advice: "Advice") -> Iterator[Block]:
     yield from (f"note: {limit}" for limit in advice.limits)
 
 
-def _filled(text: str, *, indent: str = "", lines: int | None = None) -> Iterator[str]:
-    options = {"subsequent_indent": indent, "break_on_hyphens": False}
-    yield textwrap.fill(text, ADVICE_WIDTH, max_lines=lines, **options)
+def _filled(text: str, *, indent: str = "", lines: int | None = None) -> str:
+    return textwrap.fill(text, ADVICE_WIDTH, subsequent_indent=indent, max_lines=lines, break_on_hyphens=False)
 
 
 def _parse_bytes(text: str) -> int:

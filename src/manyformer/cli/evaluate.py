@@ -136,11 +136,7 @@ def _draw_by_length(evaluations: "dict[str, Evaluation]", out: Path) -> None:
 
 
 def _evaluation_record(run: str, evaluation: "Evaluation") -> dict[str, Any]:
-    """An evaluation as JSON has it, where the baselines of generated data are lists of their fields."""
-    guesses = None
-    if evaluation.guesses is not None:
-        guesses = [tuple(guess) for guess in evaluation.guesses]
-    return {"run": run, **json_form(evaluation), "guesses": guesses}
+    return {"run": run, **json_form(evaluation)}
 
 
 def _scores_page(evaluations: "Mapping[str, Evaluation]") -> Iterator[Block]:

@@ -136,7 +136,12 @@ def _line_page(selected: list[ListedRecipe]) -> Iterator[Block]:
     if width - before_title < MIN_TITLE:
         lines = list(aligned_table(rows))
     yield "\n".join(line[:width].rstrip() for line in lines)
-    yield "\n`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+    advice = "`manyformer show NAME` describes one, `manyformer train NAME` trains it."
+    # scripts read rows alone
+    if sys.stdout.isatty():
+        yield f"\n{advice}"
+    else:
+        yield Note(advice)
 
 
 def screen_width() -> int:

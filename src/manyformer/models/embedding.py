@@ -296,11 +296,17 @@ class TokenEmbedding(SourceEmbedding):
         return f"scale={self.scale:g}"
 
     def read_source(
-        self, source: Int[Tensor, "b s"], segments: Int[Tensor, "b s"] | None, layout: SegmentLayout = None
+        self,
+        source: Int[Tensor, "b s"],
+        segments: Int[Tensor, "b s"] | None,
+        layout: SegmentLayout = None,
+        *,
+        vectors: Float[Tensor, "b s d"] | None = None,
     ) -> EmbeddedSource:
+        """The source; `vectors` are taken in place of those of its tokens, which then stand for their shape alone."""
         positions, _ = positions_of(source, segments, None, layout)
         check_length(source.shape[1], self.max_length)
-        return EmbeddedSource(self(source, positions), positions)
+        return EmbeddedSource(self(source if vectors is None else vectors, positions), positions)
 
 
 @final

@@ -31,7 +31,7 @@ from manyformer.models.transformers_call import KEYWORDS, NO_KEYWORDS, TheirKeyw
 from manyformer.nn.batches import Batch, to_device
 from manyformer.nn.core import LayerOutput, RecordModule, State, tree_map
 from manyformer.nn.runtime.module_places import check_shared, share_again, shared_tensors
-from manyformer.nn.runtime.torch_internals import has_autocast
+from manyformer.nn.runtime.torch_internals import has_autocast, is_recorded
 
 B = TypeVar("B", bound=Batch, default=Any)
 """The batch record of a model."""
@@ -58,16 +58,21 @@ def _also_of_batches(forward: Callable[..., Any]) -> Callable[..., Any]:
         if options and self.call_form is not None and any(name in KEYWORDS for name in options):
             return call_as_transformers(self, forward, self.call_form, inputs, options)
         output = forward(self, *inputs, **options)
-        if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
-            # what it records are tensors alone: no state, and no auxiliary loss that is a number
-            return tuple(part for part in output if isinstance(part, Tensor))
-        if torch.compiler.is_exporting():
-            # graphs of other engines have no outputs that are numbers of Python
-            tensors = (part if not isinstance(part, float) else output.logits.new_full((), part) for part in output)
-            return type(output)(*tensors)
+        if is_recorded():
+            return _recorded_output(output)
         return output
 
     return forward_of_either
+
+
+def _recorded_output(output: Any) -> Any:
+    """What a graph of another engine returns of an output."""
+    if torch.jit.is_tracing():  # type: ignore[attr-defined,no-untyped-call]
+        # what it records are tensors alone: no state, and no auxiliary loss that is a number
+        return tuple(part for part in output if isinstance(part, Tensor))
+    # graphs have no outputs that are numbers of Python
+    tensors = (part if not isinstance(part, float) else output.logits.new_full((), part) for part in output)
+    return type(output)(*tensors)
 
 
 class Model(RecordModule, ABC, Generic[B]):
@@ -189,7 +194,7 @@ class Model(RecordModule, ABC, Generic[B]):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:  # noqa: FBT001, FBT002
         # on another device, and from the meta device, torch gives each place a tensor of its own
         shared = shared_tensors(self)
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         share_again(shared)
         return self
 

@@ -129,9 +129,13 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
         state: ModelState | None = None,
         *,
         watch: WatchFn = no_watch,
+        inputs_embeds: Float[Tensor, "b s d"] | None = None,
+        decoder_inputs_embeds: Float[Tensor, "b t d"] | None = None,
     ) -> ModelOutput:
-        memory = self.encode(source, source_segments, watch=watch)
-        return self.decode(target, memory, target_segments, state, watch=watch)
+        memory = self.encode(source, source_segments, watch=watch, inputs_embeds=inputs_embeds)
+        return self.decode(
+            target, memory, target_segments, state, watch=watch, decoder_inputs_embeds=decoder_inputs_embeds
+        )
 
     def encode(
         self,
@@ -140,11 +144,19 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
         *,
         layout: SegmentLayout = None,
         watch: WatchFn = no_watch,
+        inputs_embeds: Float[Tensor, "b s d"] | None = None,
     ) -> MemorySequence:
         """The encoder's output, to which the decoder attends; computed once per source, a tree like a state.
 
-        `layout` is what a batch knows of the segments."""
-        x, positions = self.embed_source.read_source(source, source_segments, layout)
+        `layout` is what a batch knows of the segments. `inputs_embeds` are vectors in place of those of the tokens.
+        Raises UserError for them where the source is not read by one table of tokens."""
+        if inputs_embeds is None:
+            x, positions = self.embed_source.read_source(source, source_segments, layout)
+        elif isinstance(self.embed_source, TokenEmbedding):
+            x, positions = self.embed_source.read_source(source, source_segments, layout, vectors=inputs_embeds)
+        else:
+            kind = type(self.embed_source).__name__
+            raise UserError(f"inputs_embeds stand for tokens, and the source of this model is read by a {kind}")
         check_length(x.shape[1], self.max_source_length)
         y = apply_layer(self.encoder, x, Context(positions, watch=watch)).y
         # a packed layout names rows, which a reordering of rows would invalidate
@@ -159,11 +171,12 @@ class EncoderDecoder(GenerativeModel[Seq2SeqBatch | TranscriptionBatch], Generic
         state: ModelState | None = None,
         *,
         watch: WatchFn = no_watch,
+        decoder_inputs_embeds: Float[Tensor, "b t d"] | None = None,
     ) -> ModelOutput:
         """The logits of the target given an encoded source; with a state, `target` continues the tokens before."""
         if target.numel() and not memory.y.shape[1]:
             raise UserError("the source has no tokens, but each target needs a source of one token or more")
-        hidden = self._run_decoder(target, target_segments, memory, state, watch)
+        hidden = self._run_decoder(target, target_segments, memory, state, watch, inputs_embeds=decoder_inputs_embeds)
         return ModelOutput(apply_head(self.head, hidden.y), hidden.state, hidden.loss)
 
     @property

@@ -14,7 +14,8 @@ from manyformer.base.errors import UserError
 from manyformer.nn.batches import IGNORE_INDEX
 from manyformer.nn.core import PADDING_SEGMENT
 
-INPUT_KEYWORDS = ("input_ids", "inputs_embeds", "attention_mask", "labels", "decoder_input_ids")
+TARGET_KEYWORDS = ("decoder_input_ids", "decoder_inputs_embeds")
+INPUT_KEYWORDS = ("input_ids", "inputs_embeds", "attention_mask", "labels", *TARGET_KEYWORDS)
 FLAGS = {
     "return_dict": (None, True),
     "output_attentions": (None, False),
@@ -49,7 +50,9 @@ class WrapperConfig:
 CAUSAL = TheirKeywords(frozenset({"input_ids", "inputs_embeds", "attention_mask", "labels"}), is_causal=True)
 ENCODER = TheirKeywords(frozenset({"input_ids", "inputs_embeds", "attention_mask", "labels"}))
 ENCODER_DECODER = TheirKeywords(
-    frozenset({"input_ids", "attention_mask", "labels", "decoder_input_ids"}), "source_segments", segments_place=2
+    frozenset({"input_ids", "inputs_embeds", "attention_mask", "labels", *TARGET_KEYWORDS}),
+    "source_segments",
+    segments_place=2,
 )
 LABELS_ALONE = TheirKeywords(frozenset({"labels"}))
 NO_KEYWORDS = TheirKeywords(frozenset())
@@ -76,10 +79,8 @@ def call_as_transformers(
     inputs = _with_inputs(theirs, inputs, options)
     if "attention_mask" in theirs:
         options[form.segments] = _segments_of(theirs["attention_mask"], form, inputs, options)
-    if form is ENCODER_DECODER and len(inputs) < 2 and "target" not in options:
-        inputs = (*inputs, theirs.get("decoder_input_ids", _shifted_labels(model, theirs)))
-    elif "decoder_input_ids" in theirs:
-        raise UserError("give the target once: as the second argument or as decoder_input_ids")
+    if form is ENCODER_DECODER:
+        inputs = _with_target(model, theirs, inputs, options)
     output = forward(model, *inputs, **options)
     if "labels" in theirs:
         loss = _task_loss(output.logits, theirs["labels"], is_causal=form.is_causal)
@@ -95,16 +96,38 @@ def _with_inputs(theirs: dict[str, Any], inputs: tuple[Any, ...], options: dict[
     if "input_ids" in theirs:
         return (theirs["input_ids"],)
     if "inputs_embeds" in theirs:
-        vectors = theirs["inputs_embeds"]
-        if vectors.ndim != 3 or not vectors.is_floating_point():
-            raise UserError(
-                f"inputs_embeds must be vectors (batch, length, dim), and these are {vectors.dtype} of shape "
-                f"{tuple(vectors.shape)}"
-            )
-        options["inputs_embeds"] = vectors
-        # ids stand for the shape alone
-        return (torch.zeros(vectors.shape[:2], dtype=torch.long, device=vectors.device),)
+        return (_ids_of_vectors("inputs_embeds", theirs, options),)
     return inputs
+
+
+def _with_target(
+    model: Any, theirs: dict[str, Any], inputs: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, ...]:
+    """The positional inputs of an encoder-decoder, the second of which may be named, or follows from the labels."""
+    named = [name for name in TARGET_KEYWORDS if name in theirs]
+    if len(named) + (len(inputs) > 1 or "target" in options) > 1:
+        raise UserError(
+            "give the target once: as the second argument, as decoder_input_ids or as decoder_inputs_embeds"
+        )
+    if not named and (len(inputs) > 1 or "target" in options):
+        return inputs
+    if not named:
+        return (*inputs, _shifted_labels(model, theirs))
+    if "decoder_input_ids" in theirs:
+        return (*inputs, theirs["decoder_input_ids"])
+    return (*inputs, _ids_of_vectors("decoder_inputs_embeds", theirs, options))
+
+
+def _ids_of_vectors(name: str, theirs: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    """Hand over the vectors under this name; ids, which then stand for their shape alone."""
+    vectors = theirs[name]
+    if vectors.ndim != 3 or not vectors.is_floating_point():
+        raise UserError(
+            f"{name} must be vectors (batch, length, dim), and these are {vectors.dtype} of shape "
+            f"{tuple(vectors.shape)}"
+        )
+    options[name] = vectors
+    return torch.zeros(vectors.shape[:2], dtype=torch.long, device=vectors.device)
 
 
 def _segments_of(mask: Tensor, form: TheirKeywords, inputs: tuple[Any, ...], options: dict[str, Any]) -> Tensor:
@@ -124,13 +147,11 @@ def _segments_of(mask: Tensor, form: TheirKeywords, inputs: tuple[Any, ...], opt
     return torch.where(mask[:, -tokens.shape[1] :].bool(), 0, PADDING_SEGMENT)
 
 
-def _shifted_labels(model: Any, theirs: dict[str, Any]) -> Tensor | None:
-    """The target that begins with the model's start token and goes on with the labels; None if one is given."""
-    if "decoder_input_ids" in theirs:
-        return None
+def _shifted_labels(model: Any, theirs: dict[str, Any]) -> Tensor:
+    """The target that begins with the model's start token and goes on with the labels."""
     settings = model.generation
     if "labels" not in theirs or settings is None:
-        raise UserError(f"a {type(model).__name__} needs a target: give decoder_input_ids")
+        raise UserError(f"a {type(model).__name__} needs a target: give decoder_input_ids or decoder_inputs_embeds")
     labels = theirs["labels"]
     start = torch.full_like(labels[:, :1], settings.start)
     return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORE_INDEX, settings.pad)], dim=1)

@@ -355,6 +355,9 @@ class Layer(RecordModule, ABC):
     recomputes: bool = False
     """Whether it stores no activations, because it recomputes all of its layers together in the backward pass."""
 
+    entries: tuple[str, ...] = ()
+    """Methods beside `forward` by which its stack calls it; sharded weights are gathered for these, too."""
+
     largest_count: int | None = None
     """The most steps, or layers, of a token, for a layer that reports to `ctx.watch` how many each token passes."""
 
@@ -422,7 +425,7 @@ class NamedLayers(Layer):
                 self.add_module(name, layer)
         if len(first_names) < len(layers):
             self.places = {name: first_names[layer] for name, layer in layers.items()}
-            self.register_load_state_dict_pre_hook(_drop_repeated_places)
+            self.register_load_state_dict_pre_hook(_drop_repeated_places)  # type: ignore[no-untyped-call]
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return [layer.init_state(batch, capacity=capacity, device=device, dtype=dtype) for layer in self.in_order()]

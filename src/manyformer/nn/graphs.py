@@ -198,6 +198,7 @@ class _EdgeTransformerLayer(nn.Module, FusedRows):
         self, dim: int, heads: int, ff_dim: int, dropout: float, *, reads_edges: bool, updates_edges: bool
     ) -> None:
         super().__init__()
+        self.dim = dim
         self.heads = heads
         # queries and keys of all heads, then values
         self.projection = nn.Linear(dim, 3 * dim, bias=False)
@@ -206,7 +207,7 @@ class _EdgeTransformerLayer(nn.Module, FusedRows):
         self.edge_update = _StreamUpdate(dim, ff_dim, dropout) if updates_edges else None
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        return {"projection.weight": (self.projection.in_features,) * 3}
+        return {"projection.weight": (self.dim,) * 3}
 
     def forward(
         self, nodes: Float[Tensor, "n d"], stream: Float[Tensor, "edges d"] | None, edges: GraphEdges, ctx: Context

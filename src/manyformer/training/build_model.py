@@ -82,13 +82,17 @@ def build_model(run: RunConfig, data: OpenedData, device: torch.device) -> Model
     return model
 
 
+OPTIMIZER_COPIES = {"sgd": 1, "lion": 1, "adagrad": 1, "adafactor": 0}
+"""The numbers that these optimizers keep for each weight; the others keep two, Muon for all but hidden matrices."""
+
+
 def training_copies(run: RunConfig) -> int:
     """How many numbers a process holds for each weight."""
     # FSDP divides them among the processes
     if run.strategy == "fsdp":
         return 1
-    # weights, their gradients and the two running means of Adam, and a moving average
-    return 4 + (run.ema.beta is not None)
+    # weights, their gradients, what the optimizer keeps, and a moving average
+    return 2 + OPTIMIZER_COPIES.get(run.optim.name, 2) + (run.ema.beta is not None)
 
 
 def takes_length_of_data(run: RunConfig) -> bool:

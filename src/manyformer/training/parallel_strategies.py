@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from manyformer.base.errors import UserError
 from manyformer.models import Model
@@ -100,6 +100,8 @@ def shard_model(model: Model, **options: Any) -> None:
     shared = {weight for weight, count in uses.items() if count > 1}
     for layer in layers:
         fully_shard(layer, ignored_params=shared, **options)
+        for entry in layer.entries:
+            register_fsdp_forward_method(layer, entry)
     modules = dict.fromkeys(module for layer in layers for module in layer.modules())
     common = [module for module in modules if shared & set(module.parameters(recurse=False))]
     # the root gathers the weights that it finds outside of layers, and it does so before any layer runs; the name is

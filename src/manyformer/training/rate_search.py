@@ -126,8 +126,8 @@ def smooth(losses: Sequence[float]) -> list[float]:
     """The mean of each loss with its neighbors on both sides: a mean of earlier ones alone would lag behind."""
     means = list[float]()
     for step in range(len(losses)):
-        near = losses[max(0, step - SMOOTHED_STEPS) : step + SMOOTHED_STEPS + 1]
-        means.append(sum(near) / len(near))
+        window = losses[max(0, step - SMOOTHED_STEPS) : step + SMOOTHED_STEPS + 1]
+        means.append(sum(window) / len(window))
     return means
 
 

@@ -40,6 +40,7 @@ from manyformer.training.parameter_rules import ParameterRule, parameter_rules
 from manyformer.training.process_group import SINGLE_PROCESS_GROUP
 from manyformer.training.run_folder import model_folder
 from manyformer.training.schedules import Schedule, make_schedule
+from manyformer.training.width_transfer import rate_scales
 
 
 class PlannedModel(NamedTuple):
@@ -87,7 +88,7 @@ def planned_rules(run: RunConfig, model: Model) -> list[ParameterRule]:
     """How the run trains each weight of its planned model, adapters included. Raises UserError as a training does."""
     adapted = copy.deepcopy(model)
     adapt_model(adapted, run)
-    return parameter_rules(adapted, run.optim)
+    return parameter_rules(adapted, run.optim, rate_scales(run, model))
 
 
 def check_layers(run: RunConfig, model: Model) -> None:

@@ -99,11 +99,11 @@ def _init_optimizer_state(model: Model, optimizer: torch.optim.Optimizer, saved:
         missing = next((part for part in shapes[weight] if f"{name}/{part}" not in saved), None)
         if missing is not None:
             raise UserError(f"the optimizer's {name}/{missing} is missing from the checkpoint")
-        # a state of the weight's shape is sharded like it, a step counter is not
+        # a state of the weight's shape is sharded like it, a step counter and means of rows are not
         if metadata.size == weight.shape:
             value = torch.zeros_like(weight.detach())
         else:
-            value = torch.zeros(metadata.size)
+            value = torch.zeros(metadata.size, device=weight.device)
         optimizer.state[weight][kind] = tensors[key] = value
     return tensors
 

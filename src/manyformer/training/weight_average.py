@@ -79,10 +79,10 @@ class WeightAverage:
 
     def restore(self, tensors: Mapping[str, Tensor], file: Path) -> None:
         """Restore what `named_tensors` gave, read from `file`. Raises DamagedFile if it does not fit."""
-        own = self.named_tensors()
-        for name in own.keys() ^ tensors.keys():
+        averages = self.named_tensors()
+        for name in averages.keys() ^ tensors.keys():
             raise DamagedFile(f"{file} is damaged: {name:.80} is missing or belongs to no weight that is averaged")
-        for name, average in own.items():
+        for name, average in averages.items():
             if tensors[name].shape != average.shape:
                 raise DamagedFile(f"{file} is damaged: {name:.80} has the shape {tuple(tensors[name].shape)}")
             average.copy_(tensors[name])

@@ -28,14 +28,14 @@ LAST_NORM = "body.norm."
 """The norm between the layers and the head, which holds the multiplier of a head that is tied to the embedding."""
 
 
-class WeightTransfer(NamedTuple):
+class WidthScale(NamedTuple):
     """How a weight differs from that of the base model: the factors on its learning rate and on its first scale."""
 
     rate: float
     scale: float
 
 
-def weight_transfers(run: RunConfig, model: nn.Module) -> dict[str, WeightTransfer]:
+def weight_transfers(run: RunConfig, model: nn.Module) -> dict[str, WidthScale]:
     """The factors of each weight by its name, all of them 1 for a model of the base width; empty without `mup`.
 
     Raises UserError for a model whose weights cannot be told by the base model's."""
@@ -93,14 +93,14 @@ def base_keywords(config: MupConfig, keywords: Mapping[str, Any]) -> dict[str, A
     return base
 
 
-def _transfers(model: Model, base: Model, config: MupConfig) -> dict[str, WeightTransfer]:
+def _transfers(model: Model, base: Model, config: MupConfig) -> dict[str, WidthScale]:
     base_shapes = {name: weight.shape for name, weight in base.named_parameters()}
     owners: dict[nn.Parameter, list[nn.Module]] = {}
     for module in model.modules():
         for weight in module.parameters(recurse=False):
             owners.setdefault(weight, []).append(module)
     ratio = _embedding_ratio(model, base)
-    transfers: dict[str, WeightTransfer] = {}
+    transfers: dict[str, WidthScale] = {}
     tied_to_head = False
     for name, weight in model.named_parameters():
         if name not in base_shapes or len(base_shapes[name]) != weight.ndim:
@@ -109,7 +109,7 @@ def _transfers(model: Model, base: Model, config: MupConfig) -> dict[str, Weight
         if any(isinstance(owner, nn.Embedding) for owner in owners[weight]):
             # what is looked up is multiplied by more in a wider model of some recipes
             if name.startswith("embed.token."):
-                transfers[name] = WeightTransfer(1 / ratio, 1 / ratio)
+                transfers[name] = WidthScale(1 / ratio, 1 / ratio)
             tied_to_head |= any(isinstance(owner, OutputHead) for owner in owners[weight])
     if config.form == "simple":
         return {name: transfer._replace(scale=1.0) for name, transfer in transfers.items()}
@@ -119,7 +119,7 @@ def _transfers(model: Model, base: Model, config: MupConfig) -> dict[str, Weight
     return transfers
 
 
-def _transfer(name: str, weight: Tensor, base_shape: torch.Size, owners: list[nn.Module]) -> WeightTransfer:
+def _transfer(name: str, weight: Tensor, base_shape: torch.Size, owners: list[nn.Module]) -> WidthScale:
     """The factors of a weight by the dimensions that grow with the width (table 8)."""
     growing = [size for size, base_size in zip(weight.shape, base_shape) if size != base_size]
     multiplies = all(isinstance(owner, nn.Linear | ExpertLinear | OutputHead) for owner in owners)
@@ -129,12 +129,12 @@ def _transfer(name: str, weight: Tensor, base_shape: torch.Size, owners: list[nn
             problem = f"{name} {shape} grows with the width in several dimensions and is no linear layer's"
             raise UserError(f"mup: {problem}, so that its rate is unknown; compare such a model at one width")
         # vectors, and tables whose rows are looked up
-        return WeightTransfer(1.0, 1.0)
+        return WidthScale(1.0, 1.0)
     inputs = weight.shape[-1] / base_shape[-1]
     if weight.shape[-2] == base_shape[-2]:
         # outputs of a fixed number, such as logits: divided by the width ratio
-        return WeightTransfer(1 / inputs, 1 / inputs)
-    return WeightTransfer(1 / inputs, 1 / math.sqrt(inputs))
+        return WidthScale(1 / inputs, 1 / inputs)
+    return WidthScale(1 / inputs, 1 / math.sqrt(inputs))
 
 
 def _embedding_ratio(model: Model, base: Model) -> float:
@@ -146,7 +146,7 @@ def _embedding_ratio(model: Model, base: Model) -> float:
     return 1.0
 
 
-def _multiply_last_norm(transfers: dict[str, WeightTransfer], factor: float) -> None:
+def _multiply_last_norm(transfers: dict[str, WidthScale], factor: float) -> None:
     """Multiply what a tied head reads, in the place of its logits. Raises UserError where no norm is before it."""
     names = [name for name in transfers if name.startswith(LAST_NORM)]
     if not names:
@@ -154,7 +154,7 @@ def _multiply_last_norm(transfers: dict[str, WeightTransfer], factor: float) -> 
             "mup divides the logits, and this model has a tied head without a norm before it; set mup.form=simple"
         )
     for name in names:
-        transfers[name] = WeightTransfer(factor, factor)
+        transfers[name] = WidthScale(factor, factor)
 
 
 def _root_mean_square(weight: Tensor) -> float:

@@ -95,8 +95,13 @@ def test_a_base_may_extend_a_shipped_run(tmp_path: Path) -> None:
     assert actual.values == (None,)
 
 
+LARGE = {"suite/full", "suite/characters"}
+"""Suites of so many models that solving for their sizes takes seconds; `suite/quick` is read in the same way."""
+SMALL = sorted(shipped_comparisons().keys() - LARGE, key=lambda name: (name != "suite/quick", name))
+
+
 @pytest.mark.thinned(6)
-@pytest.mark.parametrize("name", sorted(shipped_comparisons()))
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(LARGE))])
 def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     actual = read_suite(name) if is_suite(name) else read_comparison(name)
     assert actual.about
@@ -111,10 +116,19 @@ def test_every_causal_language_model_has_the_budget_of_nanogpt() -> None:
     assert {settings.get("recipe", name) for name, settings in cases.items()} == causal
 
 
+def test_larger_models_are_trained_as_the_small_ones_that_they_are_compared_with() -> None:
+    files = (shipped_comparisons()[f"suite/better-training{suffix}"] for suffix in ("", "-larger"))
+    small, large = (yaml.safe_load(file.read_text(encoding="utf-8")) for file in files)
+    assert small.pop("title") != large.pop("title")
+    assert small["run"].pop("model") == {"dim": 64, "depth": 2, "heads": 2, "dropout": 0.0}
+    assert large["run"].pop("model") == {"dim": 192, "depth": 3, "heads": 4, "dropout": 0.0}
+    assert small == large
+
+
 PAPERS = [
     *("translation/kernels", "translation/fixed-vector", "content/sinkhorn", "content/duplication", "content/routing"),
     *("kernels/from-softmax", "kernels/pairs", "kernels/projected-length", "depth/span-cache", "memory/carried-sums"),
-    *("answers/global-questions", "mixers/language", "mixers/patches"),
+    *("answers/global-questions", "mixers/language", "mixers/patches", "baseline/2026"),
 ]
 
 
@@ -133,7 +147,8 @@ def test_what_papers_claim_is_compared_in_one_frame(name: str) -> None:
         run = case.run.model_copy(update={"model": case.run.model | {name: first.model[name] for name in shared}})
         assert body_parameters(run) == pytest.approx(parameters, rel=TOLERANCE)
     assert list(actual.file.trials) == ["optim.lr"]
-    assert {len(case.trials) for case in actual.cases} == {3}
+    # the best rates of parts that change the scale of a model lie further apart
+    assert {len(case.trials) for case in actual.cases} == {5 if name == "baseline/2026" else 3}
     assert actual.file.seeds == 3
 
 

@@ -5,7 +5,7 @@ import pytest
 import manyformer as mf
 from manyformer.recipes import RECIPES
 
-QUICK = {"transformer-lm", "vit"}
+QUICK = {"transformer-lm"}
 """Compiled every time; the others, whose graphs take up to half a minute, when slow tests are asked for."""
 
 

@@ -112,7 +112,8 @@ def test_json_is_written_in_one_place() -> None:
     callers = {
         str(path.relative_to(ROOT))
         for path in ROOT.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if "dump" in (source := path.read_text(encoding="utf-8"))
+        for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.Attribute)
         and node.attr in ("dump", "dumps")
         and isinstance(node.value, ast.Name)

@@ -46,6 +46,7 @@ SOFTMAX: list[tuple[str, dict[str, Any]]] = [
     ("moba", {"block_length": 3, "blocks_seen": 2}),
     ("image-transformer", {}),
     ("compose", {"pattern": "DF", "position": "rope"}),
+    ("baseline-2026", {"window": 3, "value_residual": True, "canon": "AC"}),
 ]
 RECURRENT: list[tuple[str, dict[str, Any]]] = [
     ("linear-transformer", {"update_rule": "delta"}),

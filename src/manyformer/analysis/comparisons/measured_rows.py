@@ -154,7 +154,7 @@ def _ledger_comparisons() -> Iterator[ScoredComparison]:
         if figure.ours and (match := re.match(r"test accuracy on (\w+)", figure.measure)):
             by_data.setdefault(match[1], []).append(figure)
     for data, figures in by_data.items():
-        rows = tuple(ScoredRecipe(recipe=figure.recipe, **_parsed(figure.ours or "")) for figure in figures)
+        rows = tuple(_own_figure(figure) for figure in figures)
         yield ScoredComparison(
             task="graph-nodes",
             of=data,
@@ -167,10 +167,10 @@ def _ledger_comparisons() -> Iterator[ScoredComparison]:
         )
 
 
-def _parsed(text: str) -> dict[str, float]:
-    """The mean and the deviation in `83.07 ± 0.68`."""
-    mean, _, deviation = text.partition(" ± ")
-    return {"value": float(mean), "spread": float(deviation or 0)}
+def _own_figure(figure: PublishedFigure) -> ScoredRecipe:
+    """Our figure, a mean and a deviation as in `83.07 ± 0.68`."""
+    mean, _, deviation = (figure.ours or "").partition(" ± ")
+    return ScoredRecipe(recipe=figure.recipe, value=float(mean), spread=float(deviation or 0))
 
 
 @cache

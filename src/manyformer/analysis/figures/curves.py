@@ -30,10 +30,11 @@ from manyformer.nn.kernels.kernel_regression import (
     textbook_function,
 )
 from manyformer.training.metrics import MetricsRow, read_rows
-from manyformer.training.rate_search import RateTest
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+    from manyformer.training.rate_search import RateTest
 
 
 FIGURE_INCHES = 8.4
@@ -287,7 +288,7 @@ def draw_scores_by_length(scores: Mapping[str, Sequence[ScoreRecord]], picture: 
     write_picture(figure, Path(picture))
 
 
-def draw_rate_test(test: RateTest, path: Path) -> None:
+def draw_rate_test(test: "RateTest", path: Path) -> None:
     """Write the figure of a learning-rate range test: the loss over the rate, and the suggested rate."""
     figure, (axis,) = panels(1, 1)
     axis.plot(test.rates, test.losses, "o", color=BACKGROUND_COLOR, markersize=3, label="loss of a step")

@@ -31,6 +31,14 @@ BlockSize = Annotated[
 ColumnSpec = Annotated[
     Annotated[int, Field(ge=0)] | PathText, accepted_forms("a column's name, or its number counted from 0")
 ]
+HeaderSpec = Annotated[
+    bool | None,
+    Field(
+        description="Whether the first line of a TSV or CSV names its columns; null means that it is found out, and "
+        "told. Columns that no setting gives are those with a usual name in a header, such as `text`, `label` or "
+        "`path`, else the first ones."
+    ),
+]
 
 SPECIAL_TOKENS = 5
 """Special token ids of every vocabulary: padding, beginning, end, unknown, mask."""

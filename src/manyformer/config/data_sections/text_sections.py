@@ -13,6 +13,7 @@ from manyformer.config.data_sections.data_section import (
     DataPaths,
     DataSection,
     ExpectedData,
+    HeaderSpec,
     PairDataPaths,
     PairSplitSpec,
     SplitSpec,
@@ -151,9 +152,7 @@ class PairsData(EncodedTextData):
     """Validation data: the fraction of the pairs held out, or a path as above."""
     test: PairDataPaths | None = None
     """Test data, scored by `manyformer evaluate` alone: a path as above."""
-    header: bool | None = None
-    """Whether the first line of a TSV or CSV names its columns; null means that it is found out, and told. Columns that
-    no setting gives are those with a usual name in a header, such as `text` or `sentence`, else the first ones."""
+    header: HeaderSpec = None
     source: ColumnSpec | None = None
     """The column of the source; null means the first column of a TSV or CSV without a header, and `source`
     elsewhere."""
@@ -171,9 +170,7 @@ class TabularTextData(EncodedTextData):
 
     path: DataPaths
     """A TSV, CSV or JSONL file, or `hf:NAME` (a Hugging Face data set). Each also gzipped."""
-    header: bool | None = None
-    """Whether the first line of a TSV or CSV names its columns; null means that it is found out, and told. Columns that
-    no setting gives are those with a usual name in a header, such as `text` or `sentence`, else the first ones."""
+    header: HeaderSpec = None
     valid: SplitSpec = 0.1
     """Validation data: the fraction of the rows held out, or a path."""
     test: DataPaths | None = None

@@ -10,6 +10,7 @@ from manyformer.config.data_sections.data_section import (
     DataPaths,
     DataSection,
     ExpectedData,
+    HeaderSpec,
     OpenFraction,
     SplitSpec,
     register_section,
@@ -193,9 +194,7 @@ class AudioData(TokenizedData):
     label: ColumnSpec | None = None
     """The column of a table, or the array of an archive, with the labels or the texts that are said; null means the
     second column of a TSV or CSV without a header, and `label` (or `text`, for transcription) elsewhere."""
-    header: bool | None = None
-    """Whether the first line of a TSV or CSV names its columns; null means that it is found out, and told. Columns that
-    no setting gives are those with a usual name in a header, such as `path` or `speaker`, else the first ones."""
+    header: HeaderSpec = None
     names: LabelNames | None = None
     """The names of labels that are numbers: that of 0, of 1, and so on."""
     valid: SplitSpec | None = None

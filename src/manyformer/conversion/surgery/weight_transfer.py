@@ -44,8 +44,8 @@ def transfer_weights(pair: ModelPair, conversion: RecipeConversion | None = None
     values = dict[str, Tensor]()
     origins = list[TensorOrigin]()
     names_of_storage: dict[int, list[str]] = {}
-    for name, tensor in tensors_by_place(pair.target, keep_vars=True).items():
-        names_of_storage.setdefault(id(tensor), []).append(name)
+    for name, placed in tensors_by_place(pair.target, keep_vars=True).items():
+        names_of_storage.setdefault(id(placed), []).append(name)
     for names in names_of_storage.values():
         # a tied weight may be known by any of its names
         name = next((name for name in names if pair.trained(name) is not None), names[0])

@@ -256,7 +256,7 @@ def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> 
     is_bounded = model.has_bounded_actions
     values = F.embedding(tokens, _step_table(1 + len(embed.mean) + embed.actions, tokens.device)).to(embed.mean)
     sizes = [1, len(embed.mean), embed.actions]
-    returns, observations, vectors = values.split(sizes, -1)
+    returns, observations, vectors = torch.split(values, sizes, -1)
     return Trajectory(returns[..., 0], observations, vectors if is_bounded else tokens % embed.actions)
 
 

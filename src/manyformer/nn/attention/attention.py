@@ -214,9 +214,11 @@ class Attention(MultiHeadLayer, FusedRows):
                 nn.init.zeros_(layer.bias)
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        keys = self.key_heads * self.kv_shape.head_dim
+        kv_heads, head_dim, value_dim = self.kv_shape
+        if self.kernel.gate_projection is not None:
+            value_dim -= self.kernel.gate_dim
         # gates that the layer projects with the values are rows of their heads
-        return {"kv_proj.weight": (keys, self.kv_proj.out_features - keys)}
+        return {"kv_proj.weight": (self.key_heads * head_dim, kv_heads * value_dim)}
 
     def set_value_stages(self, stages: Sequence[ValueStage]) -> None:
         """Change projected values by these stages. Raises ValueError where keys and values are not the layer's own."""

@@ -28,6 +28,7 @@ from manyformer.nn.core import (
     no_watch,
 )
 from manyformer.nn.ops.softmax_attention import masked_softmax, region_shares
+from manyformer.nn.runtime.torch_internals import is_plain
 from manyformer.nn.runtime.training_hooks import StatefulAcrossBatches
 
 
@@ -214,6 +215,9 @@ def _content_attention(
 
 def _call_frozen(module: nn.Module, x: Tensor) -> Tensor:
     """Call the module with gradients for `x` but not for its weights."""
+    # `torch.jit.trace` cannot follow the call of a module with other weights
+    if is_plain(module, nn.Linear):
+        return F.linear(x, module.weight.detach(), None if module.bias is None else module.bias.detach())
     weights = {name: weight.detach() for name, weight in module.named_parameters()}
     output: Tensor = functional_call(module, weights, (x,))
     return output

@@ -71,7 +71,7 @@ class GlobalLocalAttention(MultiHeadLayer, FusedRows):
         select_head_inputs(self.out_proj, selection)
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.weight": _halves(getattr(self, name)) for name in ("kv_proj", "global_kv_proj")}
+        return _halves(self, ("kv_proj", "global_kv_proj"))
 
     def reset_parameters(self) -> None:
         """Initialize with Glorot's uniform distribution; the global projections are copies of the local ones."""
@@ -178,9 +178,10 @@ def _find_indices(tokens: TokenSet, positions: TokenPositions) -> Int[Tensor, "b
     return is_chosen.byte().argsort(dim=-1, descending=True, stable=True)[:, :max_count]
 
 
-def _halves(linear: nn.Linear) -> tuple[int, int]:
-    """The rows of keys, and as many of values."""
-    return (linear.out_features // 2, linear.out_features // 2)
+def _halves(owner: nn.Module, names: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """The rows of keys, and as many of values, in the matrices of these children that are still linear layers."""
+    linears = {name: child for name in names if isinstance(child := getattr(owner, name), nn.Linear)}
+    return {f"{name}.weight": (linear.out_features // 2,) * 2 for name, linear in linears.items()}
 
 
 @final
@@ -201,7 +202,7 @@ class SideProjections(nn.Module, FusedRows):
                 nn.init.xavier_uniform_(weight)
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        return {f"{name}.weight": _halves(getattr(self, name)) for name in ("summary_kv_proj", "text_kv_proj")}
+        return _halves(self, ("summary_kv_proj", "text_kv_proj"))
 
 
 @final

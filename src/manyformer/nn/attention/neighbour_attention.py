@@ -26,6 +26,9 @@ class NeighbourAttention(Layer, UsesNeighbours):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         if ctx.memory is None:
+            if self.training and torch.is_grad_enabled():
+                # a gradient of zero: replicas wait for one of every weight
+                x = x + 0.0 * self.gate(x).sigmoid()
             return LayerOutput(x, state)
         rows, length, dim = x.shape
         y = ctx.memory.y.view(rows, length, -1, dim)

@@ -8,7 +8,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from manyformer.nn.core import TokenPositions
-from manyformer.nn.runtime.head_selection import HeadSelection, PerHeadTensors, head_channels, select_entries
+from manyformer.nn.runtime.head_selection import (
+    HeadSelection,
+    PerHeadTensors,
+    head_channels,
+    select_entries,
+    select_outputs,
+)
 from manyformer.nn.runtime.training_hooks import OptimizerHints
 
 
@@ -46,6 +52,7 @@ class ValueEmbedding(ValueStage, OptimizerHints):
     Each layer has a table E of its own, as wide as its values, drawn evenly with the deviation 1 / sqrt(dim)."""
 
     reads_token_ids = True
+    # a gate of each head, no matrix between activations
     adamw_weights = ("gate.weight",)
 
     def __init__(self, vocab: int, dim: int, kv_heads: int, value_dim: int) -> None:
@@ -53,7 +60,8 @@ class ValueEmbedding(ValueStage, OptimizerHints):
         self.kv_heads = kv_heads
         self.value_dim = value_dim
         self.table = nn.Embedding(vocab, kv_heads * value_dim)
-        self.gate = nn.Linear(min(dim, GATE_CHANNELS), kv_heads, bias=False)
+        self.gate_channels = min(dim, GATE_CHANNELS)
+        self.gate = nn.Linear(self.gate_channels, kv_heads, bias=False)
         limit = (3 / dim) ** 0.5
         nn.init.uniform_(self.table.weight, -limit, limit)
         nn.init.uniform_(self.gate.weight, 0.0, 0.02)
@@ -66,7 +74,7 @@ class ValueEmbedding(ValueStage, OptimizerHints):
                 "ValueEmbedding looks tokens up, and was given none: it must be in the stack of a model that generates"
             )
         vectors = self.table(positions.token_ids).unflatten(2, (self.kv_heads, self.value_dim))
-        gates = GATE_SCALE * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
+        gates = GATE_SCALE * torch.sigmoid(self.gate(x[..., : self.gate_channels]))
         # the table is wider than values under autocast
         added: Tensor = (gates[..., None] * vectors).transpose(1, 2).to(v.dtype)
         return v + added
@@ -76,11 +84,11 @@ class ValueEmbedding(ValueStage, OptimizerHints):
         return True
 
     def keep_heads(self, selection: HeadSelection) -> None:
-        kept = selection.kv_heads
-        select_entries(self.table, "weight", head_channels(kept, self.value_dim), 1)
-        select_entries(self.gate, "weight", kept, 0)
-        self.kv_heads = self.gate.out_features = len(kept)
-        self.table.embedding_dim = len(kept) * self.value_dim
+        key_heads = selection.kv_heads
+        select_entries(self.table, "weight", head_channels(key_heads, self.value_dim), 1)
+        select_outputs(self.gate, key_heads)
+        self.kv_heads = len(key_heads)
+        self.table.embedding_dim = len(key_heads) * self.value_dim
 
     def extra_repr(self) -> str:
         return f"{self.kv_heads} heads"

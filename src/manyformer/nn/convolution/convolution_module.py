@@ -86,8 +86,7 @@ class ConvolutionModule(Layer, FusedRows):
         init_glorot(self.gate_and_up, self.down)
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        dim = self.down.in_features
-        return {"gate_and_up.weight": (dim, dim)}
+        return {"gate_and_up.weight": (self.depthwise.shape[1],) * 2}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         return ConvolutionTokens.empty(batch, self.size - 1, self.depthwise.shape[1], device=device, dtype=dtype)

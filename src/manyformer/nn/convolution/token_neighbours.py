@@ -26,7 +26,8 @@ class Smear(Layer, OptimizerHints):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.dim = dim
-        self.gate = nn.Linear(min(dim, SMEAR_CHANNELS), 1, bias=False)
+        self.gate_channels = min(dim, SMEAR_CHANNELS)
+        self.gate = nn.Linear(self.gate_channels, 1, bias=False)
         self.scale = nn.Parameter(torch.zeros(1))
         init_glorot(self.gate)
 
@@ -35,7 +36,7 @@ class Smear(Layer, OptimizerHints):
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         previous, state = previous_tokens(x, ctx.positions, state)
-        gate = self.scale.to(x.dtype) * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
+        gate = self.scale.to(x.dtype) * torch.sigmoid(self.gate(x[..., : self.gate_channels]))
         return LayerOutput(x + gate.to(x.dtype) * previous, state)
 
 

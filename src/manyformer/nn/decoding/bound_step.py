@@ -35,7 +35,7 @@ from manyformer.nn.positions.position import Position
 from manyformer.nn.residual import AddJoin, BoundJoin, Residual, ResidualJoin
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.nn.runtime.length_norms import RMSNorm
-from manyformer.nn.runtime.torch_internals import has_hooks, is_plain
+from manyformer.nn.runtime.torch_internals import has_hooks, is_plain, newest_hook
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.nn.streams import BranchPlace, StreamLayer, StreamRule, StreamStack
 
@@ -112,20 +112,28 @@ def twin_of(module: nn.Module, twins: dict[nn.Module, nn.Module]) -> nn.Module:
 class ModuleParts:
     """The modules inside of a module and their hooks, which may become others after it was bound.
 
-    Asked at every token: containers are compared as wholes, since a loop over modules takes as long as a layer."""
+    Asked at every token: torch numbers all hooks, so that those of no module are looked at as long as there is no new
+    one, and parts are compared as wholes, since a loop over modules takes as long as a layer."""
 
     def __init__(self, module: nn.Module) -> None:
         modules = list(module.modules())
-        hooks = [hooks for part in modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
-        children = [part._modules for part in modules]
         # modules with hooks are called as modules already
-        self._empty = [container for container in (*hooks, *children) if not container]
-        self._children = [container for container in children if container]
-        self._bound_children = [dict(container) for container in self._children]
+        hooks = [hooks for part in modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
+        self._without_hooks = [container for container in hooks if not container]
+        self._newest_hook = newest_hook()
+        self._leaves = [part._modules for part in modules if not part._modules]
+        self._parts = [part._modules for part in modules if part._modules]
+        self._bound_parts = [dict(parts) for parts in self._parts]
 
     def have_changed(self) -> bool:
         """Whether a module has its first hook or a part that it had not."""
-        return any(self._empty) or self._children != self._bound_children
+        if any(self._leaves) or self._parts != self._bound_parts:
+            return True
+        newest = newest_hook()
+        if newest is None or newest != self._newest_hook:
+            self._newest_hook = newest
+            return any(self._without_hooks)
+        return False
 
 
 def _refers_to_modules(module: nn.Module) -> bool:
@@ -269,8 +277,8 @@ def _bind_stream_stack(stack: StreamStack) -> DecodeStep:
         for branches in layers:
             layer_states = []
             for (place, branch_step), branch_state in zip(branches, next(states)):
-                read, streams = rule.read(streams, place)
-                y, next_state = branch_step(read, ctx, branch_state)
+                branch_input, streams = rule.read(streams, place)
+                y, next_state = branch_step(branch_input, ctx, branch_state)
                 streams = rule.write(streams, place, y)
                 layer_states.append(next_state)
             next_states.append(layer_states)

@@ -69,7 +69,7 @@ class UniversalBlock(Layer):
         """The initial state of cross-attention; with it the source is projected once for all steps."""
         if self.cross is None:
             return None
-        return self.cross.init_state(len(x), device=x.device, dtype=x.dtype)
+        return self.cross.init_state(x.shape[0], device=x.device, dtype=x.dtype)
 
 
 def init_step_states(

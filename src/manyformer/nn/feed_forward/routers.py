@@ -199,7 +199,7 @@ class SigmoidRouter(Router):
             by_group = scores.unflatten(1, (self.groups, -1))
             # a group is as good as its two best experts together
             best = by_group.topk(2, dim=-1).values.sum(-1).topk(self.groups_per_token).indices
-            is_best = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, value=True)
+            is_best = torch.zeros_like(by_group[..., 0], dtype=torch.bool).scatter_(1, best, 1)
             scores = by_group.masked_fill(~is_best[..., None], -torch.inf).flatten(1)
         return scores.topk(self.per_token).indices
 

@@ -20,7 +20,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
+from manyformer.base.errors import UserError
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.torch_internals import fixed_size, is_of_any_size
 
 EXPORTED_LENGTH = 1 << 14
 """Tokens of which exported graphs sum decays without an error."""
@@ -205,8 +207,13 @@ def halved_pairs(
 ) -> Float[Tensor, "*b c c"]:
     """sum_d rows_id columns_jd exp(decay_(j+1)d + ... + decay_(i-lag)d) where j <= i - lag, else 0; `lag` is 0 or 1.
 
-    Log decays are at most 0, and -inf is total."""
-    length = rows.shape[-2]
+    Log decays are at most 0, and -inf is total. Raises UserError in an exported graph of any length."""
+    length = fixed_size(rows.shape[-2])
+    if is_of_any_size(length):
+        raise UserError(
+            "pairs of tokens with decays of their channels are those of halves of halves, of which an exported graph "
+            "has one number: export it with a fixed length (no dynamic dimension but the batch)"
+        )
     # halving needs a power of two; rows of zeros at the end meet no other pair
     missing = (1 << (length - 1).bit_length()) - length
     if missing:

@@ -173,18 +173,20 @@ def block_choice_attention(
 
     `chosen` are different earlier blocks of each query, -1 for none."""
     length = q.shape[2]
-    padding = -q.shape[2] % block
+    # from the number of blocks, so that exported graphs are for lengths of any remainder
+    blocks = -(-length // block)
+    padding = blocks * block - length
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     q_blocks, k_blocks, v_blocks = (
-        F.pad(x, (0, 0, 0, padding)).unflatten(2, (-1, block)).flatten(0, 2)  # type: ignore[no-untyped-call]
+        F.pad(x, (0, 0, 0, padding)).unflatten(2, (blocks, block)).flatten(0, 2)  # type: ignore[no-untyped-call]
         for x in (q, k, v)
     )
     causal = torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
     own_y, own_lse = _attend_with_lse(q_blocks, k_blocks, v_blocks, scale, causal)
-    shape = (*q.shape[:2], length + padding)
+    shape = (*q.shape[:2], blocks * block)
     own_y = own_y.view(*shape, -1)[:, :, :length]
     own_lse = own_lse.view(shape)[:, :, :length]
-    chunks = _chunk_pairs(chosen, len(k_blocks) // (q.shape[0] * q.shape[1]), min(block, MAX_CHUNK))
+    chunks = _chunk_pairs(chosen, blocks, min(block, MAX_CHUNK))
     queries = q.flatten(0, 2)[chunks.queries]
     y, lse = _attend_with_lse(queries, k_blocks[chunks.blocks], v_blocks[chunks.blocks], scale)
     pair_count = chosen.numel()
@@ -241,7 +243,8 @@ def _chunk_uncounted_pairs(flat_blocks: Int[Tensor, " n"], block_count: int, cho
 
     `flat_blocks` are the blocks of the choices among `block_count` of all rows."""
     device = flat_blocks.device
-    pair_count = len(flat_blocks)
+    # `len` would fix the number in an exported graph
+    pair_count = flat_blocks.shape[0]
     chunk_limit = min(pair_count, (pair_count + block_count * (size - 1)) // size)
     blocks, pairs = flat_blocks.where(flat_blocks >= 0, block_count).sort(stable=True)
     is_pair = blocks < block_count

@@ -256,7 +256,9 @@ def segment_rows(positions: TokenPositions, batch: int, length: int, segment: in
         first = torch.full_like(rows, offset)
         count = torch.full_like(rows, length)
         columns = -(-(offset + length) // segment) * segment
-        return SegmentRows(None, offset, first, count, rows, torch.full_like(rows, start > 0).bool(), rows, columns)
+        return SegmentRows(
+            None, offset, first, count, rows, torch.full_like(rows, int(start > 0)).bool(), rows, columns
+        )
     position_ids, segment_ids = (ids.expand(batch, -1) for ids in positions[:2])
     number, valid, _ = segment_runs(segment_ids, segment_ids.new_full((batch,), NO_SEGMENT))
     layout = positions.layout

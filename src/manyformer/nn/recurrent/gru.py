@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from manyformer.base.errors import UserError
 from manyformer.nn.core import (
     PADDING_SEGMENT,
     Context,
@@ -34,7 +35,7 @@ from manyformer.nn.recurrent.gru_scan import (
     gru_scan_by_maps,
 )
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.nn.runtime.torch_internals import autocast_disabled, is_plain, weight_dtype
+from manyformer.nn.runtime.torch_internals import autocast_disabled, is_of_any_size, is_plain, weight_dtype
 from manyformer.nn.runtime.training_hooks import FusedRows
 
 
@@ -47,13 +48,13 @@ class GRUWeights(nn.Module, FusedRows):
 
     def __init__(self, width: int, dim: int) -> None:
         super().__init__()
+        self.dim = dim
         self.input_proj = nn.Linear(width, 3 * dim)
         self.gates = nn.Linear(dim, 2 * dim, bias=False)
         self.candidate = nn.Linear(dim, dim, bias=False)
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        dim = self.candidate.out_features
-        return {"input_proj.weight": (dim,) * 3, "gates.weight": (dim,) * 2}
+        return {"input_proj.weight": (self.dim,) * 3, "gates.weight": (self.dim,) * 2}
 
 
 def scan_units(
@@ -64,7 +65,14 @@ def scan_units(
     source: StepSource | None = None,
     score: AdditiveScore | None = None,
 ) -> ScanResult:
-    """The states of each unit before and after every step; one unit may attend to a source by additive scores."""
+    """The states of each unit before and after every step; one unit may attend to a source by additive scores.
+
+    Raises UserError in an exported graph of any length, which has no loop over tokens."""
+    if is_of_any_size(inputs.shape[1]):
+        raise UserError(
+            "a gated recurrent unit is a loop over tokens, of which an exported graph has one number: export it with "
+            "a fixed length (no dynamic dimension but the batch)"
+        )
     linears: list[nn.Module] = [linear for unit in units for linear in (unit.gates, unit.candidate)]
     if score is not None:
         linears += [score.query, score.energy]

@@ -202,6 +202,8 @@ def lora_rank(dim: int, factor: float) -> int:
 class RWKVLayer(Layer):
     """Time mixing behind a norm, then a feed-forward branch; alone it is a first layer."""
 
+    entries = ("continue_values",)
+
     def __init__(self, time_mixing: RWKVTimeMixing, norm: nn.Module, ff: Layer, dropout: nn.Module) -> None:
         super().__init__()
         self.norm = norm

@@ -19,6 +19,7 @@ from torch.autograd import forward_ad as _forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
+from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "TorchDispatchMode",
@@ -28,13 +29,17 @@ __all__ = [
     "compiler_backend",
     "compiler_disabled",
     "constant_for_compiler",
+    "fixed_size",
     "has_autocast",
     "has_flash_attention_on_cpu",
     "has_hooks",
+    "is_of_any_size",
     "is_plain",
+    "is_recorded",
     "is_traced",
     "is_transformed",
     "lacks_numbers",
+    "newest_hook",
     "overflow_of",
     "real_tensors",
     "tensor_norms",
@@ -220,6 +225,16 @@ def is_traced() -> bool:
     return torch._C._get_tracing_state() is not None
 
 
+def fixed_size(size: int) -> int:
+    """A size as a number, also where `torch.jit.trace` records sizes as tensors."""
+    return int(size) if torch.jit.is_tracing() else size  # type: ignore[attr-defined,no-untyped-call]
+
+
+def is_of_any_size(size: Any) -> bool:
+    """Whether an exported graph is recorded that knows no number for this size."""
+    return torch.compiler.is_exporting() and isinstance(size, torch.SymInt)
+
+
 def lacks_numbers(x: Tensor) -> bool:
     """Whether `x` stands for the tensors of many calls, under `vmap`, or has a shape alone."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
@@ -240,6 +255,16 @@ def has_hooks(module: nn.Module) -> bool:
     return bool(
         module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
     )
+
+
+def newest_hook() -> int | None:
+    """The number that torch gives to the next hook of any module; None where it counts none."""
+    return getattr(RemovableHandle, "next_id", None)
+
+
+def is_recorded() -> bool:
+    """Whether a call becomes a graph of another engine, by `torch.export` or `torch.jit.trace`."""
+    return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
 
 
 def is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:

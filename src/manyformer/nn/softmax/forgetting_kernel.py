@@ -180,7 +180,7 @@ def _fused(call: KernelCall, totals: Float[Tensor, "b g s"]) -> Float[Tensor, "b
         chosen = part[:, None] == torch.arange(channels.shape[-1], device=q.device) % origins.shape[-1]
         keys = torch.cat([k[:, :, :stop], channels], -1)
         queries = torch.cat([queries, chosen.to(q.dtype).expand(*queries.shape[:2], -1, -1)], -1)
-        aligned = is_contiguous and stop == queries.shape[2]
+        aligned = bool(is_contiguous and stop == queries.shape[2])
         positions = query_positions.columns(start, start + BLOCK), key_positions.columns(0, stop)
         if aligned or (is_contiguous and queries.shape[2] == 1):
             mask = None

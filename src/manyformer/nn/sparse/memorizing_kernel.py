@@ -266,6 +266,12 @@ class MemorizingKernel(Kernel, PerHeadTensors, StatefulAcrossBatches):
     def _search_buffer(self, q: Tensor, buffer: KVBuffer, query_positions: TokenPositions) -> TopProducts | None:
         """Search the used columns for the nearest visible keys; None if no query has one."""
         count = min(self.neighbours, buffer.stop)
+        if torch.compiler.is_exporting():
+            # ranges and rows are loops, whose number a graph would fix
+            columns = TokenPositions(buffer.position_ids, buffer.segment_ids)
+            hidden = self.history.masked_keys(query_positions, columns)[:, None]
+            scores = (q @ buffer.k.mT).masked_fill(hidden, -torch.inf)
+            return TopProducts(*scores.topk(count, -1))
         products = q.new_full((*q.shape[:3], count), -torch.inf)
         index = q.new_zeros(products.shape, dtype=torch.long)
         ranges = shared_key_ranges(self.history, query_positions, buffer.stop)

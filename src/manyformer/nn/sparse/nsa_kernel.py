@@ -207,7 +207,7 @@ class NSAKernel(Kernel):
         # overlapping blocks of `length` tokens, one every `stride`
         k, v = (x[:, :, first * stride :].unfold(2, length, stride).mT for x in (k, v))
         ends = torch.arange(first, count, device=k.device) * stride + length - 1
-        positions = TokenPositions(ends.expand(len(k), -1), torch.zeros_like(ends).expand(len(k), -1))
+        positions = TokenPositions(ends.expand(k.shape[0], -1), torch.zeros_like(ends).expand(k.shape[0], -1))
         new = CompressedBlocks(position.key(self.compress_keys(k), positions), self.compress_values(v))
         if cached is not None and is_cached:
             return cached.append(new)

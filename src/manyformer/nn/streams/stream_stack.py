@@ -94,10 +94,10 @@ class StreamLayer(NamedLayers):
         for index, branch in enumerate(self.branches()):
             place = BranchPlace(number, index, len(self._modules))
             if rule is None:
-                read = streams
+                branch_input = streams
             else:
-                read, streams = rule.read(streams, place)
-            y, next_state, branch_loss = branch.summand(read, ctx, None if state is None else state[index])
+                branch_input, streams = rule.read(streams, place)
+            y, next_state, branch_loss = branch.summand(branch_input, ctx, None if state is None else state[index])
             streams = streams + y if rule is None else rule.write(streams, place, y)
             next_states.append(next_state)
             loss = loss + branch_loss

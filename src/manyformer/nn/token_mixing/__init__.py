@@ -194,8 +194,7 @@ class SpatialGate(Layer, FusedRows):
         init_glorot(self.up, self.down)
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
-        half = self.down.in_features
-        return {"up.weight": (half, half)}
+        return {"up.weight": (self.norm.normalized_shape[0],) * 2}
 
     def init_state(self, batch: int, *, capacity: int | None = None, device: torch.device, dtype: torch.dtype) -> State:
         shape = KVShape(1, 0, self.norm.normalized_shape[0])

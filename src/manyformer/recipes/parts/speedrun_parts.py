@@ -54,10 +54,10 @@ COMPUTED_PARTS = frozenset(SpeedrunParts.__annotations__) - {"zero_outputs"}
 
 
 class _Branches(NamedTuple):
-    """The residual branches of one layer, the one with attention and the others."""
+    """The residual branches of one layer, those with attention and those without."""
 
     attention: list[Residual]
-    others: list[Residual]
+    feed_forward: list[Residual]
 
 
 def add_speedrun_parts(
@@ -75,7 +75,7 @@ def add_speedrun_parts(
     """The model with these parts, in place: a decoder of pre-norm layers of attention and feed-forward branches.
 
     Raises UserError for layers that a part cannot be put into."""
-    asked = {
+    requested = {
         "embedding_skip": embedding_skip,
         "value_embeddings": value_embeddings,
         "value_residual": value_residual,
@@ -84,10 +84,10 @@ def add_speedrun_parts(
         "unet_skips": unet_skips,
         "canon": canon,
     }
-    named = ", ".join(f"{name}={value}" for name, value in asked.items() if value)
-    if named:
+    settings = ", ".join(f"{name}={value}" for name, value in requested.items() if value)
+    if settings:
         body = model.body
-        layers = _check_stack(body, named)
+        layers = _check_stack(body, settings)
         dim = model.embed.token.embedding_dim
         _check_letters(canon)
         for number, layer in enumerate(layers):
@@ -116,16 +116,16 @@ def _check_letters(canon: str) -> None:
         raise UserError(f"canon ('{canon}') names places of convolutions, each letter of ABCD at most once")
 
 
-def _check_stack(body: Layer, named: str) -> list[Chain]:
+def _check_stack(body: Layer, settings: str) -> list[Chain]:
     """The layers of a plain stack. Raises UserError for any other, which these parts cannot be put into."""
     parts: list[nn.Module] = []
     if isinstance(body, Chain):
         parts = [layer for name, layer in body.named_children() if name.isdigit()]
         if body.places is not None:
-            raise UserError(f"{named}: layers that are applied several times (loops) cannot have these parts")
+            raise UserError(f"{settings}: layers that are applied several times (loops) cannot have these parts")
     if not parts:
         raise UserError(
-            f"{named} needs residual_streams=plain: layers of one stream that are applied one after another"
+            f"{settings} needs residual_streams=plain: layers of one stream that are applied one after another"
         )
     layers: list[Chain] = []
     for layer in parts:
@@ -133,7 +133,7 @@ def _check_stack(body: Layer, named: str) -> list[Chain]:
             isinstance(part, Residual) and part.only_adds for part in layer.children()
         ):
             raise UserError(
-                f"{named} needs layers whose branches are only added: norm_order=pre or sandwich, and no gates"
+                f"{settings} needs layers whose branches are only added: norm_order=pre or sandwich, and no gates"
             )
         layers.append(layer)
     return layers
@@ -141,11 +141,11 @@ def _check_stack(body: Layer, named: str) -> list[Chain]:
 
 def _branches_of(layer: Chain) -> _Branches:
     attention: list[Residual] = []
-    others: list[Residual] = []
+    feed_forward: list[Residual] = []
     for branch in layer.in_order():
         assert isinstance(branch, Residual)
-        (attention if isinstance(branch.inner, Attention) else others).append(branch)
-    return _Branches(attention, others)
+        (attention if isinstance(branch.inner, Attention) else feed_forward).append(branch)
+    return _Branches(attention, feed_forward)
 
 
 def _change_values(attention: Attention, vocab: int, dim: int, *, has_table: bool, mixes: bool, number: int) -> None:
@@ -175,7 +175,7 @@ def _add_convolutions(branches: _Branches, dim: int, canon: str) -> None:
                 raise UserError(f"canon B convolves queries, keys and values: {error}") from None
         if "A" in canon:
             branch.inner = ConvolvedInput(attention, dim)
-    for branch in branches.others:
+    for branch in branches.feed_forward:
         if "D" in canon:
             if not isinstance(branch.inner, FeedForward | GatedFeedForward):
                 raise UserError(f"canon D convolves hidden channels, and a {type(branch.inner).__name__} has none")
