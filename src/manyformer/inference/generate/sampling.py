@@ -152,7 +152,8 @@ class StepwiseDecoder:
                 pieces.append(row.push(token, self.stop_ids))
         ended = [row.finish for row in self.active_rows if row.finish]
         # a row at its limit may have reached the model's max_length: it must not be fed again
-        if "limit" in ended or len(self.active_rows) - len(ended) <= COMPACTION_SHARE * len(self.active_rows):
+        rows = len(self.active_rows)
+        if "limit" in ended or rows - len(ended) <= COMPACTION_SHARE * rows:
             self._compact([index for index, row in enumerate(self.active_rows) if not row.finish])
         self.readback_column = self._next_readback_column()
         return pieces

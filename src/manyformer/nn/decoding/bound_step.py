@@ -125,12 +125,13 @@ class ModuleParts:
         hooks = [hooks for part in modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         self._without_hooks = [container for container in hooks if not container]
         self._next_hook = RemovableHandle.next_id
-        self._parts = [part._modules for part in modules]
+        self._leaves = [part._modules for part in modules if not part._modules]
+        self._parts = [part._modules for part in modules if part._modules]
         self._bound_parts = [dict(parts) for parts in self._parts]
 
     def have_changed(self) -> bool:
         """Whether a module has its first hook or a part that it had not."""
-        if self._parts != self._bound_parts:
+        if any(self._leaves) or self._parts != self._bound_parts:
             return True
         if RemovableHandle.next_id != self._next_hook:
             self._next_hook = RemovableHandle.next_id

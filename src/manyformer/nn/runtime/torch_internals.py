@@ -277,7 +277,11 @@ def is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:
     the module is called: a form that reads its weights instead is taken where nothing of them is there."""
     if type(module) is not kind or has_hooks(module) or "forward" in module.__dict__:
         return False
-    return all(weight is None or type(weight) in PLAIN_TENSORS for weight in module._parameters.values())
+    # a loop: it is asked of every module before the first token
+    for weight in module._parameters.values():  # noqa: SIM110
+        if weight is not None and type(weight) not in PLAIN_TENSORS:
+            return False
+    return True
 
 
 def weight_dtype(module: nn.Module) -> torch.dtype:
