@@ -183,8 +183,10 @@ def _rule_record(rule: ParameterRule) -> dict[str, Any]:
 
 def _print_schedule(schedule: Schedule) -> None:
     """Say what the learning rate does over the run, and draw it."""
-    first, *others = textwrap.wrap(f"schedule {schedule.describe()}", WIDTH - 11, break_long_words=False)
-    print_result(f"# {first}", *(f"#          {line}" for line in [*others, draw_rates(schedule.sample(DRAWN_POINTS))]))
+    first, *further = textwrap.wrap(f"schedule {schedule.describe()}", WIDTH - 11, break_long_words=False)
+    print_result(
+        f"# {first}", *(f"#          {line}" for line in [*further, draw_rates(schedule.sample(DRAWN_POINTS))])
+    )
 
 
 def _training_lines(run: RunConfig, model: Model) -> Iterator[tuple[str, str]]:
@@ -227,8 +229,8 @@ def print_rate_test(run: RunConfig, *, as_json: bool) -> None:
     heights = [min(loss, highest) - lowest for loss in test.smoothed[:: max(1, steps // DRAWN_POINTS)]]
     print_result(f"loss     {draw_rates(heights)}")
     for name, text in (("suggests", _rate_setting(test)), ("because", test.reason), ("picture", str(picture))):
-        first, *others = textwrap.wrap(text, WIDTH - 9, break_long_words=False)
-        print_result(f"{name:<8} {first}", *(f"         {line}" for line in others))
+        first, *further = textwrap.wrap(text, WIDTH - 9, break_long_words=False)
+        print_result(f"{name:<8} {first}", *(f"         {line}" for line in further))
 
 
 def _rate_setting(test: "RateTest") -> str:

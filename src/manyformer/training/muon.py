@@ -217,22 +217,22 @@ def _whole(local: Tensor, weight: Tensor) -> Tensor:
     sharded = DTensor.from_local(
         local, weight.device_mesh, weight.placements, run_check=False, shape=weight.shape, stride=weight.stride()
     )
-    whole: Tensor = sharded.full_tensor()
-    return whole
+    full: Tensor = sharded.full_tensor()
+    return full
 
 
-def _own_shard(whole: Tensor, weight: Tensor) -> Tensor:
+def _own_shard(full: Tensor, weight: Tensor) -> Tensor:
     """The part of a tensor that belongs to this process's shard of `weight`."""
     if not _is_sharded(weight):
-        return whole
+        return full
     from torch.distributed.tensor import DTensor, Shard
 
     assert isinstance(weight, DTensor)
     (placement,) = weight.placements
     assert isinstance(placement, Shard)
     # as torch divides an axis, which leaves the last processes less, or nothing
-    shards = whole.chunk(weight.device_mesh.size(), dim=placement.dim)
+    shards = full.chunk(weight.device_mesh.size(), dim=placement.dim)
     rank = weight.device_mesh.get_local_rank()
     if rank < len(shards):
         return shards[rank]
-    return whole.narrow(placement.dim, 0, 0)
+    return full.narrow(placement.dim, 0, 0)
