@@ -264,7 +264,7 @@ class TokenEmbedding(SourceEmbedding):
 
     def forward(self, tokens: Shaped[Tensor, "b l *d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:
         """The vectors of tokens at their positions; vectors (b, l, d) in place of ids are those of the tokens alone."""
-        x = tokens if tokens.is_floating_point() else self._look_up(tokens, positions)
+        x = tokens if tokens.dtype.is_floating_point else self._look_up(tokens, positions)
         if self.scale != 1.0:
             x = x * self.scale
         x = self.position.embed(x, positions)

@@ -150,11 +150,11 @@ class StepwiseDecoder:
                     raise UserError(nothing_to_choose(position))
                 self.new_tokens += 1
                 pieces.append(row.push(token, self.stop_ids))
-        active = [index for index, row in enumerate(self.active_rows) if not row.finish]
+        ended = [row.finish for row in self.active_rows if row.finish]
         # a row at its limit may have reached the model's max_length: it must not be fed again
-        reached_limit = any(row.finish == "limit" for row in self.active_rows)
-        if reached_limit or len(active) <= COMPACTION_SHARE * len(self.active_rows):
-            self._compact(active)
+        rows = len(self.active_rows)
+        if "limit" in ended or rows - len(ended) <= COMPACTION_SHARE * rows:
+            self._compact([index for index, row in enumerate(self.active_rows) if not row.finish])
         self.readback_column = self._next_readback_column()
         return pieces
 

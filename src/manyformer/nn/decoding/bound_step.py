@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from manyformer.nn.attention.attention import Attention, AttentionState
 from manyformer.nn.attention.kv_cache.kv_source import KVCache, ProjectKV, SelfSource
@@ -35,7 +36,7 @@ from manyformer.nn.positions.position import Position
 from manyformer.nn.residual import AddJoin, BoundJoin, Residual, ResidualJoin
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.nn.runtime.length_norms import RMSNorm
-from manyformer.nn.runtime.torch_internals import has_hooks, is_plain, newest_hook
+from manyformer.nn.runtime.torch_internals import has_hooks, is_plain
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.nn.streams import BranchPlace, StreamLayer, StreamRule, StreamStack
 
@@ -116,11 +117,14 @@ class ModuleParts:
     one, and parts are compared as wholes, since a loop over modules takes as long as a layer."""
 
     def __init__(self, module: nn.Module) -> None:
-        modules = list(module.modules())
+        # once for each generation: `modules()` would take longer than a layer
+        modules = [module]
+        for part in modules:
+            modules += [child for child in part._modules.values() if child is not None]
         # modules with hooks are called as modules already
         hooks = [hooks for part in modules for hooks in (part._forward_hooks, part._forward_pre_hooks)]
         self._without_hooks = [container for container in hooks if not container]
-        self._newest_hook = newest_hook()
+        self._next_hook = RemovableHandle.next_id
         self._leaves = [part._modules for part in modules if not part._modules]
         self._parts = [part._modules for part in modules if part._modules]
         self._bound_parts = [dict(parts) for parts in self._parts]
@@ -129,9 +133,8 @@ class ModuleParts:
         """Whether a module has its first hook or a part that it had not."""
         if any(self._leaves) or self._parts != self._bound_parts:
             return True
-        newest = newest_hook()
-        if newest is None or newest != self._newest_hook:
-            self._newest_hook = newest
+        if RemovableHandle.next_id != self._next_hook:
+            self._next_hook = RemovableHandle.next_id
             return any(self._without_hooks)
         return False
 
@@ -569,13 +572,14 @@ def _bind_linear_kernel(kernel: LinearKernel, attend: Attend) -> Attend:
         if not is_plain or torch.is_autocast_enabled(q.device.type):
             return attend(q, k, v, key_positions, state, ctx)
         compute_dtype = torch.promote_types(dtype, torch.float32)
+        if not q.dtype == k.dtype == dtype == compute_dtype:
+            q, k, v = (x.to(compute_dtype) for x in (q, k, v))
         # gates are the last channels of the values
         gate = None
-        key_features, log_scale = map_keys(k.to(compute_dtype), positions)
-        v = v.to(compute_dtype)
+        key_features, log_scale = map_keys(k, positions)
         if gate_dim:
             v, gate = v.split_with_sizes([v.shape[-1] - gate_dim, gate_dim], -1)
-        query_features = features(q.to(compute_dtype), positions).y
+        query_features = features(q, positions).y
         tokens = TokenFeatures(query_features, key_features, v, log_scale, gate, None, None, dtype)
         y, memory, _ = rule(tokens, state.memory, form="recurrent", chunk=chunk, floor=floor)
         return y.to(dtype), LinearState(memory, positions.segment_ids[:, -1])

@@ -29,7 +29,7 @@ class EluPlusOneFeatures(FeatureMap):
     """elu(x) + 1 of every channel (Katharopoulos et al. 2020, section 3.2.1), without the scale 1 / sqrt(e)."""
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
-        return FeatureValues(elu_plus_one(x))
+        return FeatureValues(_EluPlusOneFunction.apply(x))
 
 
 def elu_plus_one(x: Tensor) -> Tensor:

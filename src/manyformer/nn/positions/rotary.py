@@ -306,15 +306,20 @@ class RotaryPosition(Position):
         self._cache = SharedTable()
 
     def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
-        return rotate(q, self._table_rows(positions, q), self.pairs)
+        return self._rotate(q, positions)
 
     def key(self, k: Float[Tensor, "b g l e"], positions: TokenPositions) -> Float[Tensor, "b g l e"]:
-        return rotate(k, self._table_rows(positions, k), self.pairs)
+        return self._rotate(k, positions)
+
+    def _rotate(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
+        # asked once, not by every function that has to know
+        traced = is_traced()
+        return rotate(x, self._table_rows(positions, x, traced=traced), self.pairs, traced=traced)
 
     def extra_repr(self) -> str:
         return f"{self.width}, rotated={self.rotated}, pairs={self.pairs}, base={self.base:g}, scaling={self.scaling}"
 
-    def _table_rows(self, positions: TokenPositions, x: Tensor) -> Float[Tensor, "*b l p 2"]:
+    def _table_rows(self, positions: TokenPositions, x: Tensor, *, traced: bool) -> Float[Tensor, "*b l p 2"]:
         """Cosine and sine of every token and pair; without a batch axis if all rows have the same positions."""
         if x.shape[-1] != self.width:
             raise ValueError(
@@ -325,19 +330,19 @@ class RotaryPosition(Position):
             start = positions.layout.start
             stop = positions.layout.start + x.shape[2]
             self._check_length(stop)
-            table = self._table_up_to(stop, x.device, dtype)
+            table = self._table_up_to(stop, x.device, dtype, traced=traced)
             if table is None:
                 return self._compute_table(positions.position_ids[:1], dtype)[0]
             return table[start:stop]
         if isinstance(positions.layout, StepLayout):
-            table = self._table_up_to(positions.layout.position_limit, x.device, dtype)
+            table = self._table_up_to(positions.layout.position_limit, x.device, dtype, traced=traced)
             if table is not None:
                 return table[positions.position_ids][:, None]
         elif is_readable(positions.position_ids) and positions.position_ids.numel():
             if self.max_length is not None:
                 is_padding = positions.segment_ids == PADDING_SEGMENT
                 self._check_length(int(positions.position_ids.masked_fill(is_padding, 0).max()) + 1)
-            table = self._table_up_to(int(positions.position_ids.max()) + 1, x.device, dtype)
+            table = self._table_up_to(int(positions.position_ids.max()) + 1, x.device, dtype, traced=traced)
             if table is not None:
                 return table[positions.position_ids][:, None]
         return self._compute_table(positions.position_ids, dtype)[:, None]
@@ -349,10 +354,10 @@ class RotaryPosition(Position):
                 f"{length} tokens are more than this model allows: {self.scaling} is for {self.max_length}"
             )
 
-    def _table_up_to(self, length: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    def _table_up_to(self, length: int, device: torch.device, dtype: torch.dtype, *, traced: bool) -> Tensor | None:
         """The table of at least `length` positions, extended if necessary; None beyond `MAX_TABLE_ROWS`."""
         # a table that was made before has numbers, which a graph that is recorded cannot take for its own
-        if is_traced() and not torch.compiler.is_dynamo_compiling():
+        if traced and not torch.compiler.is_dynamo_compiling():
             return None
         table = self._cache.table
         if table is not None and length <= table.shape[0] and table.device == device and table.dtype == dtype:
@@ -406,17 +411,18 @@ def rotation_table(
 
 
 def rotate(
-    x: Float[Tensor, "b h l e"], table: Float[Tensor, "*b l p 2"], pairs: RotaryPairing
+    x: Float[Tensor, "b h l e"], table: Float[Tensor, "*b l p 2"], pairs: RotaryPairing, *, traced: bool
 ) -> Float[Tensor, "b h l e"]:
     """Rotate every channel pair of `x` by the angle whose cosine and sine are in `table`.
 
     Nothing of `x` is saved for the gradient, which is the inverse rotation. Channels beyond the table are unchanged.
+    `traced` is the answer of `is_traced`.
     """
     upcast = x.to(table.dtype)
     if pairs == "halves":
         return _rotate_halves(upcast, table).to(x.dtype)
     # compilers fuse the sums but cannot generate code for complex numbers; in eager mode these take a single pass
-    if is_traced():
+    if traced:
         y = _rotate_interleaved(upcast, table)
     else:
         y = _rotate_complex(upcast, table)
@@ -424,10 +430,14 @@ def rotate(
 
 
 def _rotate_complex(x: Tensor, table: Tensor) -> Tensor:
-    if any(step % 2 for step in (*x.stride()[:-1], x.storage_offset())) or x.stride(-1) != 1:
+    if x.storage_offset() % 2 or not (x.is_contiguous() or _has_whole_pairs(x.stride())):
         x = x.clone(memory_format=torch.contiguous_format)
     product = torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)) * torch.view_as_complex(table)
     return torch.view_as_real(product).flatten(-2)
+
+
+def _has_whole_pairs(strides: tuple[int, ...]) -> bool:
+    return strides[-1] == 1 and not any(step % 2 for step in strides[:-1])
 
 
 def _rotate_interleaved(x: Tensor, table: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from manyformer.base.errors import UserError
-from manyformer.nn.runtime.torch_internals import constant_for_compiler, is_traced, is_transformed
+from manyformer.nn.runtime.torch_internals import HIDING_MODES, constant_for_compiler, is_transformed
 
 _is_open: ContextVar[bool] = ContextVar("plain_operations", default=False)
 
@@ -49,7 +49,7 @@ def hides_values() -> bool:
     """`needs_plain_operations`, or tensors without numbers: no computation is chosen by what tensors hold.
 
     Graphs of a compiler are not meant, which end where values decide."""
-    return needs_plain_operations() or (is_traced() and not torch.compiler.is_compiling())
+    return is_within_plain_operations() or is_transformed(HIDING_MODES)
 
 
 class HandwrittenGradient(torch.autograd.Function):
@@ -68,21 +68,25 @@ class HandwrittenGradient(torch.autograd.Function):
     @classmethod
     def apply(cls, *arguments: Any) -> Any:
         """The outputs of the operation."""
-        if needs_plain_operations():
+        # `needs_plain_operations` in place: one token asks this in every layer
+        if is_within_plain_operations() or is_transformed():
             return cls.plain(*arguments)
+        if not torch.is_grad_enabled():
+            # for one token, torch's record of the call would take longer than what is computed
+            return cls.forward(_NothingSaved(), *arguments)
         return super().apply(*arguments)  # type: ignore[no-untyped-call]
 
     @classmethod
     def plain(cls, *arguments: Any) -> Any:
         """The outputs by operations of torch; here by those of `forward`, where they are differentiable."""
-        return cls.forward(_NothingSaved(len(arguments)), *arguments)
+        return cls.forward(_NothingSaved(), *arguments)
 
 
 class _NothingSaved:
-    """Takes the place of the context of `forward` where operations save what they need by themselves."""
+    """Takes the place of the context of `forward` where no gradient is taken, or operations save what theirs needs."""
 
-    def __init__(self, arguments: int) -> None:
-        self.needs_input_grad = (False,) * arguments
+    needs_input_grad: tuple[bool, ...] = ()
+    """No argument needs a gradient."""
 
     def save_for_backward(self, *tensors: Tensor | None) -> None:
         """Save nothing."""

@@ -19,7 +19,6 @@ from torch.autograd import forward_ad as _forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
-from torch.utils.hooks import RemovableHandle
 
 __all__ = [
     "TorchDispatchMode",
@@ -39,7 +38,6 @@ __all__ = [
     "is_traced",
     "is_transformed",
     "lacks_numbers",
-    "newest_hook",
     "overflow_of",
     "real_tensors",
     "tensor_norms",
@@ -195,16 +193,22 @@ def has_flash_attention_on_cpu() -> bool:
     return hasattr(torch.ops.aten, name) and hasattr(torch.ops.aten, f"{name}_backward")
 
 
-def is_transformed() -> bool:
+RECORDING_MODES = (torch._C._TorchDispatchModeKey.PROXY,)
+"""Modes of `make_fx`, which would record the operations of a forward pass without their gradient."""
+
+HIDING_MODES = (*RECORDING_MODES, torch._C._TorchDispatchModeKey.FAKE)
+"""Modes in which tensors have no numbers."""
+
+
+def is_transformed(modes: Sequence[Any] = RECORDING_MODES) -> bool:
     """Whether operations are differentiated forward, mapped over a batch (`torch.func`), or recorded to be run later.
 
-    A handwritten gradient would then be lost or be wrong: what is computed must be operations of torch."""
+    A handwritten gradient would then be lost or be wrong: what is computed must be operations of torch. `modes` are
+    those of torch that count as well."""
     # a compiler knows such functions, and cannot trace the other questions
     if torch.compiler.is_compiling():
         return torch.compiler.is_exporting()
-    # `make_fx` would record the operations of a forward pass without their gradient
-    mode = torch._C._TorchDispatchModeKey.PROXY
-    if torch._C._len_torch_dispatch_stack() and torch._C._get_dispatch_mode(mode) is not None:
+    if torch._C._len_torch_dispatch_stack() and _is_in_mode(modes):
         return True
     return (
         torch._C._are_functorch_transforms_active()
@@ -220,9 +224,12 @@ def is_traced() -> bool:
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return True
     if torch._C._len_torch_dispatch_stack():
-        modes = torch._C._TorchDispatchModeKey
-        return any(torch._C._get_dispatch_mode(mode) is not None for mode in (modes.FAKE, modes.PROXY))
+        return _is_in_mode(HIDING_MODES)
     return torch._C._get_tracing_state() is not None
+
+
+def _is_in_mode(modes: Sequence[Any]) -> bool:
+    return any(torch._C._get_dispatch_mode(mode) is not None for mode in modes)
 
 
 def fixed_size(size: int) -> int:
@@ -257,11 +264,6 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def newest_hook() -> int | None:
-    """The number that torch gives to the next hook of any module; None where it counts none."""
-    return getattr(RemovableHandle, "next_id", None)
-
-
 def is_recorded() -> bool:
     """Whether a call becomes a graph of another engine, by `torch.export` or `torch.jit.trace`."""
     return torch.compiler.is_exporting() or torch.jit.is_tracing()  # type: ignore[attr-defined,no-untyped-call]
@@ -275,7 +277,11 @@ def is_plain(module: nn.Module | None, kind: type[M]) -> TypeGuard[M]:
     the module is called: a form that reads its weights instead is taken where nothing of them is there."""
     if type(module) is not kind or has_hooks(module) or "forward" in module.__dict__:
         return False
-    return all(weight is None or type(weight) in PLAIN_TENSORS for weight in module._parameters.values())
+    # a loop: it is asked of every module before the first token
+    for weight in module._parameters.values():  # noqa: SIM110
+        if weight is not None and type(weight) not in PLAIN_TENSORS:
+            return False
+    return True
 
 
 def weight_dtype(module: nn.Module) -> torch.dtype:

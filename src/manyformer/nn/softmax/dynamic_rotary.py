@@ -10,6 +10,7 @@ from torch import Tensor
 from manyformer.nn.core import PADDING_SEGMENT, LayerOutput, State, TokenPositions, tree_map
 from manyformer.nn.kernels.kernel import Kernel, KernelCall
 from manyformer.nn.positions.rotary import DynamicNTKRotaryScaling, RotaryPairing, check_widths, rotate, rotation_table
+from manyformer.nn.runtime.torch_internals import is_traced
 
 MAX_ROTATED_QUERIES = 16
 """Queries per kernel call for each of which all keys are rotated separately."""
@@ -143,7 +144,7 @@ class DynamicRotaryKernel(Kernel):
             idle = (self.head_dim - self.rotated) // 2
         table = rotation_table(position_ids.to(rates.device)[..., None] * rates, unrotated_pairs=idle)
         table = table.to(torch.promote_types(x.dtype, torch.float32)).to(x.device)
-        return rotate(x, table[:, None], self.pairs)
+        return rotate(x, table[:, None], self.pairs, traced=is_traced())
 
 
 def _merge_query_rows(y: Float[Tensor, "bl h 1 f"], rows: int) -> Float[Tensor, "b h l f"]:

@@ -384,7 +384,9 @@ def _documents_save_plans(softmax: SoftmaxCall) -> bool:
 
 
 def _needs_plain_operations(softmax: SoftmaxCall) -> bool:
-    return needs_plain_operations() or (softmax.is_on_cpu and hides_values())
+    if softmax.is_on_cpu:
+        return hides_values()
+    return needs_plain_operations()
 
 
 def _is_not_planned(softmax: SoftmaxCall) -> bool:
@@ -554,7 +556,7 @@ TABLE = (
     Section("scores or values that a position changes", lambda s: s.acts_on_pairs or s.path == "blocked", PAIRS),
     Section("a mask alone, by a forced path", lambda s: s.path != "auto", FORCED_UNDER_MASK),
     Section("a mask that torch's kernel needs no tensor for", lambda s: s.has_plain_mask, PLAIN_MASK),
-    Section("another mask in plain operations", lambda s: _needs_plain_operations(s), PLAIN_DENSE),
+    Section("another mask in plain operations", _needs_plain_operations, PLAIN_DENSE),
     # leaving out pairs must save more than its calls cost
     Section("another mask on a CPU", lambda s: s.path == "auto" and s.is_on_cpu, ON_CPU),
     # blocks of pairs can be left out, but the weights that dropout acts on are not formed
