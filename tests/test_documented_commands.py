@@ -75,7 +75,9 @@ def reason_to_read(words: list[str]) -> str | None:
 
 def documented() -> Iterator[list[str]]:
     """The words of all commands in the pages, each once."""
-    lines = dict.fromkeys(line for page in WRITTEN for line in command_lines(page))
+    # the page that records what failed before has a script that types its commands
+    pages = [page for page in WRITTEN if page.name != "first-minutes.md"]
+    lines = dict.fromkeys(line for page in pages for line in command_lines(page))
     yield from {tuple(words): words for words in map(words_of, lines)}.values()
 
 

@@ -113,7 +113,7 @@ def test_negative_values_are_no_options() -> None:
 
 def test_only_the_chosen_member_is_suggested() -> None:
     assert refused("lm", "optim.name=adam", "optim.weight_deca=1")[0].startswith(
-        "--optim.weight_deca 1: no such setting; known in optim: betas, eps, l2, layer_decay, lr, max_grad_norm, name"
+        "--optim.weight_deca 1: no such setting; known in optim: betas, eps, groups, l2, layer_decay, lr, max_grad_norm"
     )
     assert refused("lm", "optim.weight_deca=1") == [
         "--optim.weight_deca 1: no such setting; did you mean optim.weight_decay?"

@@ -79,10 +79,11 @@ def test_a_conflict_with_a_broken_setting_is_not_reported() -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("optim: {name: sgd}", "run.yaml:2:9: optim.name: 'sgd' is not one of adamw, adam"),
+        ("optim: {name: rprop}", "run.yaml:2:9: optim.name: 'rprop' is not one of adamw, adam"),
         (
             "optim: {name: adamm}",
-            "run.yaml:2:9: optim.name: 'adamm' is not one of adamw, adam, adagrad, adadelta; did you mean ",
+            "run.yaml:2:9: optim.name: 'adamm' is not one of adamw, adam, adagrad, adadelta, muon, sgd, lion, "
+            "adafactor; did you mean ",
         ),
         (
             "optim: {name: adam, eps: 1e-9, decay: 1}",

@@ -58,7 +58,8 @@ def place_of(frame: FrameType | None) -> str:
     """The innermost function of the package on the stack, as "nn/clustered/lsh_kernel.py LSHKernel.forward"."""
     while frame is not None:
         path = frame.f_code.co_filename
-        if PACKAGE in path:
+        # a decorator's own frame is no place
+        if PACKAGE in path and frame.f_code.co_name != "call_uncompiled":
             name = frame.f_code.co_qualname.replace(".<locals>", "").replace("<lambda>", "lambda")
             return f"{path.rpartition(PACKAGE)[2]} {name}"
         frame = frame.f_back

@@ -177,6 +177,7 @@ class Idle:
     device = torch.device("cpu")
     process_group = SINGLE_PROCESS_GROUP
     max_grad_norm = 1.0
+    average = None
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

@@ -1,5 +1,6 @@
 """`manyformer compare`: train and score several cases under equal conditions."""
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -145,11 +146,18 @@ def _shipped(*, show_all: bool) -> Output:
 
     comparisons = {name: run_description(path) for name, path in shipped_comparisons().items()}
     value = [{"name": name, "about": about} for name, about in comparisons.items()]
-    if not show_all:
-        comparisons = {name: first_sentence(about) for name, about in comparisons.items()}
     advice = "`manyformer compare NAME` runs one, --dry-run prints its plan, --all says more."
-    table = PageTable(("comparison", "about"), comparisons.items(), cut=not show_all)
-    return Output(value, [table, "", advice])
+    if show_all:
+        return Output(value, [PageTable(("comparison", "about"), comparisons.items()), "", advice])
+    if sys.stdout.isatty():
+        # one row for each would not fit a screen
+        groups: dict[str, list[str]] = {}
+        for name in comparisons:
+            groups.setdefault(name.partition("/")[0], []).append(name)
+        rows = [(group, ", ".join(names)) for group, names in groups.items()]
+        return Output(value, [PageTable(("about", "comparisons"), rows), "", advice])
+    sentences = {name: first_sentence(about) for name, about in comparisons.items()}
+    return Output(value, [PageTable(("comparison", "about"), sentences.items()), "", advice])
 
 
 def _read(target: str | None, overrides: list[str], chosen: list[str]) -> "Comparison | Suite":

@@ -55,7 +55,9 @@ class WeightAverage:
         averages = [local_tensor(average) for average in self._averages.values()]
         weights = [local_tensor(weight.detach()) for weight in self._weights.values()]
         weights = [weight.to(average.dtype) for weight, average in zip(weights, averages, strict=True)]
-        torch._foreach_lerp_(averages, weights, 1 - self.beta(step))
+        share = 1 - self.beta(step)
+        for average, weight in zip(averages, weights, strict=True):
+            average.lerp_(weight, share)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

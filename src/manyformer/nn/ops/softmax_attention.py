@@ -12,6 +12,7 @@ from manyformer.nn.core import PackedLayout, TokenPositions
 from manyformer.nn.positions.position import Position
 from manyformer.nn.runtime.dropout import drop
 from manyformer.nn.runtime.handwritten_gradient import is_within_plain_operations
+from manyformer.nn.runtime.torch_internals import attention_by_definition
 
 
 def softmax_attention_reference(
@@ -89,7 +90,7 @@ def torch_attention(
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
     *,
-    attn_mask: Shaped[Tensor, "#b #h #l s"] | None = None,
+    attn_mask: Shaped[Tensor, "*#rows l s"] | None = None,
     **options: Any,
 ) -> Float[Tensor, "b h l f"]:
     """`scaled_dot_product_attention`, inside of `plain_operations` by its definition, which has a second derivative.
@@ -99,8 +100,7 @@ def torch_attention(
         return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, **options)
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         attn_mask = torch.zeros_like(attn_mask, dtype=q.dtype).masked_fill(~attn_mask, -torch.inf)
-    y, _ = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, attn_mask, **options)
-    return y  # type: ignore[no-any-return]
+    return attention_by_definition(q, k, v, attn_mask, **options)
 
 
 def needs_a_key(q: Float[Tensor, "b h l e"]) -> bool:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unfl
 
 __all__ = [
     "TorchDispatchMode",
+    "attention_by_definition",
     "autocast_disabled",
     "compile_backward_as_eager",
     "compile_up_to",
@@ -65,21 +66,21 @@ def compiler_disabled(function: Callable[P, T]) -> Callable[P, T]:
     """
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call_uncompiled(*args: P.args, **kwargs: P.kwargs) -> T:
         return function(*args, **kwargs)
 
     # at functions with this attribute, a graph that is being traced ends
-    call._torchdynamo_disable = True  # type: ignore[attr-defined]
-    call._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
+    call_uncompiled._torchdynamo_disable = True  # type: ignore[attr-defined]
+    call_uncompiled._torchdynamo_orig_callable = function  # type: ignore[attr-defined]
     try:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
     except ImportError:
         # what the function calls may then be compiled, which is right and costs time
-        return call
+        return call_uncompiled
     # neither this frame nor those that it calls are compiled
-    code: CodeType = call.__code__  # type: ignore[attr-defined]
+    code: CodeType = call_uncompiled.__code__  # type: ignore[attr-defined]
     set_code_exec_strategy(code, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
-    return call
+    return call_uncompiled
 
 
 class TorchDispatchMode(_TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -118,6 +119,12 @@ def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager
     if not has_autocast(device.type) or not torch.is_autocast_enabled(device.type):
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
+
+
+def attention_by_definition(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, **options: Any) -> Tensor:
+    """`scaled_dot_product_attention` by products and a softmax, whatever kernels are allowed."""
+    y, _ = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, mask, **options)
+    return y  # type: ignore[no-any-return]
 
 
 def compiler_backend(name: str) -> Callable[..., Any] | None:
