@@ -14,6 +14,7 @@ def load(target: str | Path, *overrides: str) -> RunConfig:
     return load_run(target, overrides, recipes=recipe_lookup())
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", sorted(RECIPES))
 def test_every_recipe_can_be_trained_by_its_name(name: str, tmp_path: Path) -> None:
     pathless = {"language-model", "masked-lm", "translation", "policy"}

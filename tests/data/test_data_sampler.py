@@ -92,6 +92,7 @@ def test_resuming_anywhere_gives_the_same_batches(what: str, tmp_path: Path) -> 
     assert same(next(sampler), batches[1])
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("what", KINDS)
 @pytest.mark.parametrize("world", [2, 3, 4])
 def test_ranks_together_see_what_one_sees(what: str, world: int, tmp_path: Path) -> None:

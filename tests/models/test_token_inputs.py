@@ -40,6 +40,7 @@ def logits(model: Model, task: Task[Any], tokens: Tensor) -> Tensor:
     return task.call(model, task.example(model, tokens)).logits
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("name", CALLED_WITH_TOKENS)
 def test_tokens_outside_the_vocabulary_are_named(name: str) -> None:
     model, task, length = tiny(name)
@@ -60,6 +61,7 @@ def test_tokens_that_are_no_rows_of_whole_numbers_are_refused(name: str) -> None
             model(*[tokens] * (2 if task.takes_source else 1))
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", OF_TOKENS)
 @pytest.mark.parametrize("training", [False, True])
 def test_batches_without_tokens_have_empty_logits(name: str, training: bool) -> None:

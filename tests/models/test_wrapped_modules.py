@@ -159,6 +159,7 @@ QUICK_OR_SLOW = [
 ]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", QUICK_OR_SLOW)
 def test_forward_decoding_and_the_merged_model_agree(name: str) -> None:

@@ -38,6 +38,7 @@ def with_head(name: str, head: str) -> EncoderModel:
     return model
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_has_the_head_of_any_task(name: str) -> None:
     assert SHAPES.keys() == ENCODER_HEADS.keys()

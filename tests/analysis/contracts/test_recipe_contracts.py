@@ -38,6 +38,20 @@ STREAMS = {"cached", "prefill", "preallocated", "rewind", "decode", "beams"}
 PADDING = {"padding-right", "padding-left", "empty-rows"}
 
 
+FIRST = {"causal", "causal-gradient", "cached", "batch", "padding-right"}
+FIRST |= {"packing", "gradients", "loss", "saving", "spec"}
+"""Contracts of every recipe in the ordinary tests; all the others take most of the time and are thinned."""
+
+
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_a_first_promise_is_broken_or_left_out(recipe: str) -> None:
+    most = build_tiny(recipe, {}, 0).max_length or ORDINARY_STEPS
+    report = mf.check(recipe, only=FIRST, length=min(ORDINARY_STEPS, most))
+    assert report.ok, report.table()
+    assert {row.contract for row in report.rows if row.verdict == "passed"} == FIRST & promised(recipe)
+
+
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("recipe", sorted(RECIPES))
 def test_promises_are_kept_and_only_what_the_card_excuses_is_left_out(recipe: str) -> None:
     """One test for all contracts of a recipe, whose model is built once."""

@@ -65,6 +65,7 @@ def inputs_of(model: Any, length: int = 24) -> Any:
     return task.example(model, tokens)
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("name", "keywords"), MODELS)
 def test_every_kernel_has_the_properties_of_its_kind(name: str, keywords: dict[str, Any]) -> None:
     model = build_tiny(name, keywords, 0)

@@ -35,6 +35,7 @@ def tiny(name: str) -> Any:
     return model
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", sorted(mf.recipes()))
 def test_every_recipe_gives_a_page_or_one_sentence(name: str) -> None:
     model = tiny(name)

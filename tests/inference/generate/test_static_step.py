@@ -104,6 +104,7 @@ def assert_same_texts(model: Any, **options: Any) -> str:
     return actual.stats.cache
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "keywords"), MODELS, ids=NAMES)
 def test_texts_are_those_of_eager_steps(name: str, keywords: dict[str, Any]) -> None:
     model = build_model(name, keywords)

@@ -86,6 +86,7 @@ def writer(name: str, keywords: dict[str, Any]) -> Any:
     return model.train()
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize(("name", "keywords"), MODELS, ids=[f"{name} {keywords or ''}" for name, keywords in MODELS])
 def test_threads_write_what_each_writes_alone(name: str, keywords: dict[str, Any]) -> None:
     shared = writer(name, keywords)

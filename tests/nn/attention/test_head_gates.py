@@ -37,6 +37,7 @@ def test_recipes_have_layers_with_heads(recipe: str) -> None:
     assert bool(attention_heads(build_tiny(recipe, {}, 0))) == (recipe not in WITHOUT_HEADS)
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - WITHOUT_HEADS))
 def test_a_gate_of_zero_removes_a_head(recipe: str) -> None:
     (subject, inputs), gates = subject_and_inputs(recipe), dict[str, Tensor]()

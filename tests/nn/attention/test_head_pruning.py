@@ -64,6 +64,7 @@ def gates_of(model: Model, removed: dict[str, list[int]]) -> dict[str, torch.Ten
     }
 
 
+@pytest.mark.thinned(3)
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - WITHOUT_HEADS - COUPLED_HEADS))
 def test_a_pruned_model_equals_the_masked_one(recipe: str) -> None:
     model = build_tiny(recipe, four_heads(recipe), 0).double().eval()
@@ -76,6 +77,7 @@ def test_a_pruned_model_equals_the_masked_one(recipe: str) -> None:
     assert count_parameters(pruned) < count_parameters(model)
 
 
+@pytest.mark.thinned(4)
 @pytest.mark.parametrize("recipe", sorted(set(RECIPES) - WITHOUT_HEADS - COUPLED_HEADS - WITH_ONE_HEAD))
 def test_a_recipe_builds_without_the_removed_heads(recipe: str, tmp_path: Path) -> None:
     """The keyword is in the spec, so that the saved model is loaded without them."""

@@ -62,6 +62,7 @@ RULES: dict[str, MemoryRule] = {"sum": SumRule(), "gated": GatedRule(), "delta":
 PAIRS = [(name, rule) for name in MAPS for rule in RULES if not (rule == "delta" and MAPS[name](1).signed)]
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("features", "name"), PAIRS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_every_causal_form_is_the_definition(layout: str, features: str, name: str) -> None:
@@ -85,6 +86,7 @@ def test_every_causal_form_is_the_definition(layout: str, features: str, name: s
         assert apart(result, expected) < 1e-10, path
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("sizes", [[1] * LENGTH, [5, 1, 9, 8], [LENGTH]], ids=["steps", "chunks", "whole"])
 @pytest.mark.parametrize("rule", [SumRule(), GatedRule(), DeltaRule()], ids=["sum", "gated", "delta"])
 @pytest.mark.parametrize("features", ["elu + 1", "cosine", "FAVOR+"])

@@ -91,6 +91,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     plans._recipe_for_layouts.cache_clear()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.usefixtures("small_blocks", "unchecked")
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ def build(name: str) -> Any:
     return perturb(mf.build("transformer", **SIZES, **own), 0.2).double().eval()
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_kernel_translates_exactly(name: str) -> None:
     model = build(name)

@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
-from torch import Generator, Tensor
-from torch.nn import functional as F
+from torch import Generator, Tensor, nn
 
 from manyformer.base.environments import VectorEnvironment, make_environment, row_seeds
 from manyformer.base.errors import UserError
@@ -254,8 +253,10 @@ def _steps_of_tokens(model: DecisionTransformer, tokens: Int[Tensor, "b l"]) -> 
     check_token_range(tokens, STEP_IDS)
     embed = model.embed
     is_bounded = model.has_bounded_actions
-    values = F.embedding(tokens, _step_table(1 + len(embed.mean) + embed.actions, tokens.device)).to(embed.mean)
+    # a module, which contracts find and differentiate by; frozen, because its numbers are no parameters of the model
     sizes = [1, len(embed.mean), embed.actions]
+    table = nn.Embedding(STEP_IDS, sum(sizes), _weight=_step_table(sum(sizes), tokens.device), _freeze=True)
+    values = table(tokens).to(embed.mean)
     returns, observations, vectors = torch.split(values, sizes, -1)
     return Trajectory(returns[..., 0], observations, vectors if is_bounded else tokens % embed.actions)
 

@@ -72,6 +72,7 @@ SLOW = ("causal random", "random")
 """Planned for several seconds; run when slow tests are asked for."""
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in LINEAR]
 )
