@@ -219,7 +219,7 @@ def without_imports(words: list[str]) -> list[str]:
 def test_a_named_command_exists(words: list[str]) -> None:
     name = command_name(words)
     options = COMMANDS[name].params if name else typer.main.get_command(app).params
-    known = {option for parameter in options for option in parameter.opts}
+    known = {"--help"} | {option for parameter in options for option in parameter.opts}
     assert {word for word in words[len(name) :] if word.startswith("--")} <= known
 
 

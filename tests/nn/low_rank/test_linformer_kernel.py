@@ -166,7 +166,7 @@ def test_who_shares() -> None:
         model = mf.build("linformer", vocab=11, dim=8, depth=3, heads=2, max_length=16, projected_length=6, **words)
         modules = [m for m in model.modules() if isinstance(m, LearnedLengthProjection)]
         # layers that share a projection have modules of their own with the same weights
-        return list({id(m.weight[0]): m for m in modules}.values())
+        return list({id(m.weight): m for m in modules}.values())
 
     assert [(len(p.weight), p.slots) for p in projections()] == [(1, 6)]
     assert [

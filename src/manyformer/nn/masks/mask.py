@@ -400,7 +400,9 @@ def take_tokens(positions: TokenPositions, index: Any) -> TokenPositions:
     """The positions of the tokens at `index`, of any shape, without edges, which join the tokens of whole rows."""
     kept = positions._replace(layout=None, edges=None)
     # most fields are None, in whose trees there is nothing to look for
-    return TokenPositions(*[None if field is None else tree_map(lambda tensor: tensor[index], field) for field in kept])
+    return TokenPositions._make(
+        None if field is None else tree_map(lambda tensor: tensor[index], field) for field in kept
+    )
 
 
 def broadcast_tokens(positions: TokenPositions, *, query: bool) -> TokenPositions:
