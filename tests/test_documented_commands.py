@@ -29,7 +29,7 @@ READ_ALONE = {
     r"--find-lr": "takes steps for minutes, as in tests/cli/test_cli_train.py",
     r"--serve": "serves until it is stopped",
     r"--lines": "a pipe",
-    r"--calibrate|^compare suite/full .*lstm-lm": "measures for minutes",
+    r"--calibrate|^compare suite/(full .*lstm-lm|better-training)": "measures for minutes",
     r"runs/(audio|answer|modalities|graphs)-|images-(pixels|classes|super)": "archives, as in tests/models/tasks",
     r"\bsuite\.yaml|^advise ": "a suite of the reader, or its results",
     r"\bfive": "a file and runs of a tutorial, which tests/test_tutorials.py runs",
