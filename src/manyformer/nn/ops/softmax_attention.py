@@ -90,7 +90,7 @@ def torch_attention(
     k: Float[Tensor, "b g s e"],
     v: Float[Tensor, "b g s f"],
     *,
-    attn_mask: Shaped[Tensor, "*#rows l s"] | None = None,
+    attn_mask: Shaped[Tensor, "*#rows #l s"] | None = None,
     **options: Any,
 ) -> Float[Tensor, "b h l f"]:
     """`scaled_dot_product_attention`, inside of `plain_operations` by its definition, which has a second derivative.
