@@ -65,6 +65,14 @@ def step_scale(rows: int, columns: int, scale: MomentumScale) -> float:
     return 0.2 * math.sqrt(max(rows, columns))
 
 
+def closure_loss(closure: Callable[[], float] | None) -> float | None:
+    """The loss that the closure of an optimizer's step computes, with gradients, where there is one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()
+
+
 @final
 class Muon(torch.optim.Optimizer):
     """Muon for matrices (rows, columns), and for stacks of them such as those of experts (experts, rows, columns).
@@ -115,10 +123,7 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one step; `closure` computes the loss and its gradients anew."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             for weights, parts in self._stacks(group["params"]):
                 self._step_stack(weights, parts, group)

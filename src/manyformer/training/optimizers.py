@@ -23,7 +23,7 @@ from manyformer.config import (
 )
 from manyformer.models.model_files import local_tensor
 from manyformer.nn.runtime.training_hooks import fused_row_parts
-from manyformer.training.muon import Muon
+from manyformer.training.muon import Muon, closure_loss
 from manyformer.training.parameter_rules import ParameterRule, parameter_rules
 
 LR_SCALE = "lr_scale"
@@ -119,10 +119,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one step of each; `closure` computes the loss and its gradients anew."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for optimizer in self.optimizers:
             optimizer.step()
         return loss
@@ -147,10 +144,7 @@ class Lion(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Make one step; `closure` computes the loss and its gradients anew."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = closure_loss(closure)
         for group in self.param_groups:
             first, second = group["betas"]
             for weight in group["params"]:
