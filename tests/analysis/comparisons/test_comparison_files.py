@@ -10,6 +10,8 @@ from manyformer.analysis.comparisons.sizing import TOLERANCE, body_parameters
 from manyformer.analysis.comparisons.suite_runner import read_suite
 from manyformer.base.errors import UserErrors
 from manyformer.config import shipped_comparisons, shipped_runs
+from manyformer.config.run_file import read_mapping
+from manyformer.config.setting_layers import SettingError
 from manyformer.config.suite import is_suite
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.recipes import RECIPES
@@ -107,6 +109,13 @@ def test_shipped_ones_are_valid_and_no_runs(name: str) -> None:
     assert actual.about
     assert name not in shipped_runs()
     assert f"comparisons/{name}" not in shipped_runs()
+
+
+def test_no_shipped_file_has_a_setting_twice() -> None:
+    errors: list[SettingError] = []
+    for file in shipped_comparisons().values():
+        read_mapping(file, "a comparison has cases", "`cases: {llama: {}}`", errors)
+    assert errors == []
 
 
 def test_every_causal_language_model_has_the_budget_of_nanogpt() -> None:
