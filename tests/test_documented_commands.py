@@ -21,12 +21,13 @@ from test_documentation import COMMANDS, FENCED, ROOT, WRITTEN, command_lines, p
 READ_ALONE = {
     r"\.\.\.|\b[A-Z]{2,}\b": "names to fill in",
     r"\b(downloads|models|adapters)\b": "a model of transformers, or made from one",
-    r"--import\b|\.py:": "a module of the reader, or one that tests/examples/test_leaks.py checks",
+    r"--import\b|\.py:|kernel=mean": "a module of the reader, or one that tests/examples/test_leaks.py checks",
     r"^check --data ": "files of the reader, as in tests/analysis/contracts/test_scorer_command.py",
     r"\bdevices=": "several devices",
     r"init_from=runs/softmax|--datastore|runs/(memory-8k|lm-stdlib-64|six-heads)|^datastore ": "an earlier step",
     r"branch_from=": "a checkpoint of an earlier step",
     r"--find-lr": "takes steps for minutes, as in tests/cli/test_cli_train.py",
+    r"^doctor --tune": "an option that is gone, of which the changelog tells",
     r"--serve": "serves until it is stopped",
     r"--lines": "a pipe",
     r"--calibrate|^compare suite/(full .*lstm-lm|better-training)": "measures for minutes",
@@ -65,7 +66,12 @@ def is_mention(words: list[str]) -> bool:
     name = command_name(words)
     needs = any(p.param_type_name == "argument" and p.required for p in COMMANDS[name].params) if name else True
     bare = words[len(name) :]
-    return (needs and (not bare or bare[0].startswith("--"))) or words in (["train"], ["record"])
+    return (needs and (not bare or bare[0].startswith("--"))) or words in (
+        ["train"],
+        ["record"],
+        ["check"],
+        ["check", "--scorer"],
+    )
 
 
 def reason_to_read(words: list[str]) -> str | None:
