@@ -50,8 +50,9 @@ from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.nn.token_mixing import FourierMixer, PairTable, TokenMLP
 from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedScores, SynthesizerAttention
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import KERNELS, AttentionSizes, KernelName
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model, makers_of_pattern
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model, make_layer, makers_of_pattern
 from manyformer.recipes.parts.keywords import (
     FeedForwardChunk,
     ImageChannels,
@@ -176,6 +177,9 @@ def compose(
     *,
     qk_norm: Annotated[bool, "queries and keys are normalized in each head, before positions"] = False,
     logit_cap: LogitCap = None,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
@@ -246,7 +250,15 @@ def compose(
         logit_cap=logit_cap,
         scaled_init=False,
     )
-    return add_speedrun_parts(model, **parts)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **parts),
+        partial(make_layer, makers, order=norm_order, norm=norm, dropout=dropout, join=join),
+        norm,
+        depth=depth,
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )
 
 
 MixerName = Annotated[

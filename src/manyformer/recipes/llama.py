@@ -33,7 +33,9 @@ from manyformer.nn.positions import (
 )
 from manyformer.nn.positions.rotary import RotaryScaling
 from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
@@ -42,7 +44,7 @@ from manyformer.recipes.parts.attention_kernels import (
     causal_kernel,
     causal_window,
 )
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, head_width, rms_decoder
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, head_width, init_std, make_layer, rms_decoder
 from manyformer.recipes.parts.keywords import (
     CausalWindowOrNone,
     HeadDim,
@@ -124,6 +126,9 @@ def llama(
     score_cap: Annotated[Cap | None, "scores s become cap tanh(s / cap) (Gemma 2: 50)"] = None,
     logit_cap: Annotated[Cap | None, "logits z become cap tanh(z / cap) (Gemma 2: 30)"] = None,
     dropout: float = 0.0,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Llama by default, smaller than published: 7B has dim=4096, depth=32, heads=32, ff_dim=11008 (table 2).
@@ -214,7 +219,17 @@ def llama(
         embedding_scale=dim**0.5 if scaled_embedding else 1.0,
         loops=loops,
     )
-    return add_speedrun_parts(model, **parts)
+    norm = partial(RMSNorm, dim, norm_eps)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **parts),
+        partial(make_layer, layer, order=norm_order, norm=norm, dropout=dropout),
+        norm,
+        depth=depth,
+        std=init_std(dim),
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )
 
 
 def _check_windows(window: int | None, full_every: int | None, sinks: int | None, kernel: str) -> None:

@@ -10,6 +10,7 @@ from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward, chunked
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
@@ -23,8 +24,10 @@ from manyformer.recipes.parts.baselines import (
     NormOrder,
     ResidualStreams,
     check_heads,
+    init_std,
     language_model,
     learned_embedding,
+    make_layer,
 )
 from manyformer.recipes.parts.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.parts.registry import recipe
@@ -57,6 +60,9 @@ def transformer_lm(
     sinks: SinkCount = None,
     kv_heads: int | None = None,
     loops: LoopCount = 1,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
@@ -81,4 +87,13 @@ def transformer_lm(
     model = language_model(
         embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=residual_streams, loops=loops
     )
-    return add_speedrun_parts(model, **parts)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **parts),
+        partial(make_layer, layer, order=norm_order, norm=norm, dropout=dropout),
+        norm,
+        depth=depth,
+        std=init_std(dim),
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )

@@ -87,19 +87,8 @@ def stack(
     if loops > 1 and streams == "reversible":
         raise UserError(f"loops ({loops}) need residual_streams=plain: a reversible layer is applied once")
 
-    def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
-        if isinstance(parts, Layer):
-            return parts
-        add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
-        return Chain(
-            **{
-                name: part if isinstance(part, Residual) else add_branch(part, join=join())
-                for name, part in parts.items()
-            }
-        )
-
-    makers = [layer] if callable(layer) else layer
-    made = [complete(makers[number % len(makers)](number)) for number in range(depth)]
+    make = partial(make_layer, layer, order=order, norm=norm, dropout=dropout, join=join)
+    made = [make(number) for number in range(depth)]
     # the same modules under the numbers of all places, registered under the first
     layers = {str(number): part for number, part in enumerate(made * loops)}
     if streams == "reversible":
@@ -114,6 +103,26 @@ def stack(
         # a branch of a looped layer is added once in each loop
         scale_residual_init(chain, depth * loops, std=std)
     return chain
+
+
+def make_layer(
+    layer: LayerMakers,
+    number: int,
+    *,
+    order: NormOrder,
+    norm: NormMaker,
+    dropout: float,
+    join: Callable[[], ResidualJoin | None] = lambda: None,
+) -> Layer:
+    """The layer of a number, counted from 0, as `stack` makes it."""
+    makers = [layer] if callable(layer) else layer
+    parts = makers[number % len(makers)](number)
+    if isinstance(parts, Layer):
+        return parts
+    add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
+    return Chain(
+        **{name: part if isinstance(part, Residual) else add_branch(part, join=join()) for name, part in parts.items()}
+    )
 
 
 def makers_of_pattern(pattern: str, makers: Mapping[str, LayerMaker], keyword: str = "pattern") -> list[LayerMaker]:
