@@ -103,9 +103,13 @@ class ParallelAhead(AheadLoss):
         super().__init__(len(blocks), weight)
         self.heads = nn.ModuleList(AheadHead(block, norm) for block, norm in zip(blocks, norms, strict=True))
 
+    def in_order(self) -> list[AheadHead]:
+        """The layers of the tokens ahead, the nearest first."""
+        return list(self.heads)  # type: ignore[arg-type]
+
     def depth_losses(self, hidden: Float[Tensor, "b l d"], inputs: LossInputs) -> Iterator[DepthLoss]:
         ctx = Context(inputs.ctx.positions)
-        for head, targets in zip(self.heads, _targets_ahead(inputs, self.tokens), strict=True):
+        for head, targets in zip(self.in_order(), _targets_ahead(inputs, self.tokens), strict=True):
             y, _, layer_loss = head(hidden, ctx)
             yield DepthLoss(mean_loss(inputs.head, y, targets, inputs.label_smoothing), layer_loss)
 
@@ -146,12 +150,16 @@ class SequentialAhead(AheadLoss):
         super().__init__(len(blocks), weight)
         self.layers = nn.ModuleList(AheadLayer(dim, block, three) for block, three in zip(blocks, norms, strict=True))
 
+    def in_order(self) -> list[AheadLayer]:
+        """The modules of the chain."""
+        return list(self.layers)  # type: ignore[arg-type]
+
     def depth_losses(self, hidden: Float[Tensor, "b l d"], inputs: LossInputs) -> Iterator[DepthLoss]:
         positions = inputs.ctx.positions
         tokens = inputs.embedded
         targets = inputs.targets
         has_state = positions.segment_ids != PADDING_SEGMENT
-        for layer in self.layers:
+        for layer in self.in_order():
             if hidden.shape[1] < 2:
                 # rows of fewer tokens than the chain is long
                 yield DepthLoss(inputs.loss.total * 0.0, nothing_of(layer))

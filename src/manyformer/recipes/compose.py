@@ -52,7 +52,14 @@ from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedS
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import KERNELS, AttentionSizes, KernelName
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model, make_layer, makers_of_pattern
+from manyformer.recipes.parts.baselines import (
+    LoopCount,
+    NormOrder,
+    ResidualStreams,
+    language_model,
+    make_layer,
+    makers_of_pattern,
+)
 from manyformer.recipes.parts.keywords import (
     FeedForwardChunk,
     ImageChannels,
