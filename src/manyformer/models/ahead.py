@@ -137,6 +137,16 @@ class AheadLayer(RecordModule, OptimizerHints):
         return LayerOutput(self.norm(y), next_state, loss)
 
 
+class ChainStates(NamedTuple):
+    """The states of one module of a chain, in the last columns of rows, and which of them belong to one document.
+
+    The module of depth k has none for the first k columns. `loss` is what its layer adds by itself."""
+
+    hidden: Float[Tensor, "b n d"]
+    is_known: Bool[Tensor, "b n"]
+    loss: Tensor | float
+
+
 @final
 class SequentialAhead(AheadLoss):
     """A chain of modules, each of which reads the states of the one before and one token more (DeepSeek-V3, 2024).
@@ -155,22 +165,25 @@ class SequentialAhead(AheadLoss):
         return list(self.layers)  # type: ignore[arg-type]
 
     def depth_losses(self, hidden: Float[Tensor, "b l d"], inputs: LossInputs) -> Iterator[DepthLoss]:
-        positions = inputs.ctx.positions
-        tokens = inputs.embedded
-        targets = inputs.targets
-        has_state = positions.segment_ids != PADDING_SEGMENT
-        for layer in self.in_order():
-            if hidden.shape[1] < 2:
-                # rows of fewer tokens than the chain is long
-                yield DepthLoss(inputs.loss.total * 0.0, nothing_of(layer))
-                continue
-            has_state = has_state[:, :-1] & (positions.segment_ids[:, 1:] == positions.segment_ids[:, :-1])
+        for states in self.chain(hidden, inputs.embedded, inputs.ctx.positions):
+            # the column of token j has the target j + 1, as in the model itself
+            targets = inputs.targets[:, -states.hidden.shape[1] :].masked_fill(~states.is_known, IGNORE_INDEX)
+            yield DepthLoss(mean_loss(inputs.head, states.hidden, targets, inputs.label_smoothing), states.loss)
+        for layer in self.in_order()[hidden.shape[1] - 1 :]:
+            # rows of fewer tokens than the chain is long
+            yield DepthLoss(inputs.loss.total * 0.0, nothing_of(layer))
+
+    def chain(
+        self, hidden: Float[Tensor, "b l d"], tokens: Float[Tensor, "b l d"], positions: TokenPositions
+    ) -> Iterator[ChainStates]:
+        """The states of each module, as far as rows have tokens, from the model's last ones and its embedded tokens."""
+        is_known = positions.segment_ids != PADDING_SEGMENT
+        for layer in self.in_order()[: hidden.shape[1] - 1]:
+            is_known = is_known[:, :-1] & (positions.segment_ids[:, 1:] == positions.segment_ids[:, :-1])
             positions = positions.columns(1, hidden.shape[1])
             tokens = tokens[:, 1:]
-            targets = targets[:, 1:]
-            hidden, _, layer_loss = layer(tokens, hidden[:, :-1], Context(_without_others(positions, has_state)))
-            scored = targets.masked_fill(~has_state, IGNORE_INDEX)
-            yield DepthLoss(mean_loss(inputs.head, hidden, scored, inputs.label_smoothing), layer_loss)
+            hidden, _, loss = layer(tokens, hidden[:, :-1], Context(_without_unknown(positions, is_known)))
+            yield ChainStates(hidden, is_known, loss)
 
 
 def _targets_ahead(inputs: LossInputs, count: int) -> Iterator[Int[Tensor, "b l"]]:
@@ -181,10 +194,10 @@ def _targets_ahead(inputs: LossInputs, count: int) -> Iterator[Int[Tensor, "b l"
         yield targets
 
 
-def _without_others(positions: TokenPositions, has_state: Bool[Tensor, "b l"]) -> TokenPositions:
+def _without_unknown(positions: TokenPositions, is_known: Bool[Tensor, "b l"]) -> TokenPositions:
     """The positions, with tokens that have no state as padding: a state of another document stands beside them."""
     if isinstance(positions.layout, ContiguousLayout):
         # a single document, of which the first columns are gone already
         return positions
-    segment_ids = torch.where(has_state, positions.segment_ids, PADDING_SEGMENT)
+    segment_ids = torch.where(is_known, positions.segment_ids, PADDING_SEGMENT)
     return TokenPositions(positions.position_ids, segment_ids, roles=positions.roles, part_ids=positions.part_ids)
