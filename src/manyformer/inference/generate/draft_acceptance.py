@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from manyformer.inference.generate.decoding import MAX_UNIFORM
 from manyformer.inference.generate.drafters import DraftedToken
-from manyformer.inference.generate.sampling import choose_tokens
 
 
 class AcceptanceRule(ABC):
@@ -67,12 +67,13 @@ class SampledAcceptance(AcceptanceRule):
         return [*tokens, self._sample(probabilities[len(drafts)])]
 
     def _sample(self, probabilities: Float[Tensor, " v"]) -> int:
-        draws = torch.tensor([self._uniform()], dtype=torch.float64)
-        token, _ = choose_tokens(probabilities.log()[None], draws)
-        return int(token)
+        cumulative = probabilities.cumsum(-1)
+        token = torch.searchsorted(cumulative, self._uniform() * cumulative[-1], right=True)
+        # a product that is rounded up to the sum would be behind the last token
+        return min(int(token), len(probabilities) - 1)
 
     def _uniform(self) -> float:
-        return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+        return torch.rand((), generator=self.generator, dtype=torch.float64).clamp_(max=MAX_UNIFORM).item()
 
 
 def _probabilities(logits: Float[Tensor, "n v"]) -> Float[Tensor, "n v"]:
