@@ -1,7 +1,7 @@
 """Greedy decoding with drafts against decoding token by token: tokens a step, and seconds, on one thread of a CPU.
 
     python benchmarks/draft_speed.py                                  # minutes, most of them training
-    python benchmarks/draft_speed.py --steps 20 --prompts 10          # seconds: drafts of a model that knows little
+    python benchmarks/draft_speed.py --steps 60 --dim 64 --depth 2 --new 16    # a minute: a model that knows little
 
 A Llama with a chain of two layers ahead learns the standard library of Python by bytes, for a short time. Prompts are
 windows of held-out text, decoded one at a time. The texts must be equal, or nothing is told; numbers are float64 for
@@ -24,7 +24,7 @@ from manyformer.nn.batches import CausalLMBatch
 
 AHEAD = 2
 ROWS, LENGTH = 8, 128
-PROMPT, NEW = 48, 64
+PROMPT = 48
 WAYS: dict[str, dict[str, Any]] = {
     "token by token": {},
     "chain, 1 token": {"draft": 1},
@@ -61,24 +61,24 @@ def trained(text: Tensor, steps: int, dim: int, depth: int) -> Any:
     return model.eval()
 
 
-def contest(model: Any, prompts: list[list[int]], rounds: int) -> Iterator[str]:
+def contest(model: Any, prompts: list[list[int]], new: int, rounds: int) -> Iterator[str]:
     """A line for each way to decode: equal texts first, then seconds of some prompts."""
-    exact = mf.generate(model.double(), prompts, max_new=NEW, stop_ids=(), batch=1)
+    exact = mf.generate(model.double(), prompts, max_new=new, stop_ids=(), batch=1)
     for name, options in WAYS.items():
-        result = mf.generate(model, prompts, max_new=NEW, stop_ids=(), batch=1, **options)
+        result = mf.generate(model, prompts, max_new=new, stop_ids=(), batch=1, **options)
         assert result.tokens == exact.tokens, f"{name}: the texts differ"
         if options:
             yield f"{name}: {len(prompts)} texts equal, {result.stats.drafts}"
     model.float()
     few = prompts[:8]
     steps = {
-        name: lambda options=options: mf.generate(model, few, max_new=NEW, stop_ids=(), batch=1, **options)
+        name: lambda options=options: mf.generate(model, few, max_new=new, stop_ids=(), batch=1, **options)
         for name, options in WAYS.items()
     }
     times = take_turns(steps, rounds, frame.CPU)
     plain = next(iter(WAYS))
     for name in WAYS:
-        rate = len(few) * NEW / statistics.median(times[name])
+        rate = len(few) * new / statistics.median(times[name])
         yield f"{name}: {rate:.0f} tokens/s, {paired_ratio(times[plain], times[name])} times as fast"
 
 
@@ -86,6 +86,7 @@ def main() -> None:
     parser = frame.argument_parser(__doc__)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--new", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dim", type=int, default=256)
     parser.add_argument("--depth", type=int, default=6)
@@ -96,7 +97,7 @@ def main() -> None:
     held_out = text[900_000:]
     starts = torch.randint(len(held_out) - PROMPT, (arguments.prompts,)).tolist()
     prompts = [held_out[start : start + PROMPT].tolist() for start in starts]
-    for line in contest(model, prompts, arguments.rounds):
+    for line in contest(model, prompts, arguments.new, arguments.rounds):
         print(line)
 
 
