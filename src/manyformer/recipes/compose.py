@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, Unpack
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 from torch import nn
 
@@ -221,7 +221,9 @@ def compose(
     # one is made to ask it where it acts; it is used where positions are added to the embedding
     first_position = make_position()
     in_attention = bool(first_position.required_seams() - {"embed"})
-    options = {name: parts.pop(name) for name in MixerKeywords.__annotations__ if name in parts}  # type: ignore[misc]
+    options = {name: value for name, value in parts.items() if name in MixerKeywords.__annotations__}
+    # the types of two records in one are not told apart
+    speedrun_parts: Any = {name: value for name, value in parts.items() if name not in options}
     mixer_sizes = MixerSizes(dim, depth, heads, options)
     meanings = {**SOFTMAX_LETTERS, **{letter: mixer.meaning for letter, mixer in MIXER_LETTERS.items()}}
     kinds = parse_pattern(pattern, meanings)
@@ -230,7 +232,7 @@ def compose(
         raise UserError(f"pattern ('{pattern}') has N, but position {position} is none of single layers, to leave out")
     if "K" not in used and kernel != "softmax":
         raise UserError(f"kernel {kernel} is that of layers K, of which pattern ('{pattern}') has none")
-    _check_pattern(pattern, used, position, residual_streams, loops, has_parts=any(parts.values()))
+    _check_pattern(pattern, used, position, residual_streams, loops, has_parts=any(speedrun_parts.values()))
     readers = {letter: mixer.keywords for letter, mixer in MIXER_LETTERS.items()}
     check_mixer_keywords(options, kinds, {"W": frozenset({"window"}), **readers})
     _check_shared(shared_layers, pattern, used, residual_streams)
@@ -272,7 +274,7 @@ def compose(
     if lowest is not None:
         keys = SharedKeys(dim, sizes.kv_heads, sizes.head_dim, norm=norm(), position=shared_position)
         model.body = share_keys(model.body, keys, str(lowest))
-    return add_speedrun_parts(model, **parts)
+    return add_speedrun_parts(model, **speedrun_parts)
 
 
 def _check_shared(shared_layers: str, pattern: str, used: set[str], streams: str) -> None:

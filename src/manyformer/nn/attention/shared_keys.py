@@ -186,5 +186,5 @@ class SharedKeysStack(NamedLayers, LayeredStack):
 def share_keys(body: Layer, keys: SharedKeys, border: str) -> SharedKeysStack:
     """The layers of a chain under the same names, of which those from `border` on may read `keys`."""
     assert isinstance(body, Chain)
-    names = body.places or {name: name for name in body._modules}
-    return SharedKeysStack(keys, border, **{name: body.get_submodule(first) for name, first in names.items()})
+    names = list(body.places or body._modules)
+    return SharedKeysStack(keys, border, **dict(zip(names, body.in_order(), strict=True)))

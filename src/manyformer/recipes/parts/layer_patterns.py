@@ -9,7 +9,7 @@ layers of a model are those of the pattern, repeated.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from manyformer.base.errors import UserError
 from manyformer.nn.attention.attention import MultiHeadLayer
@@ -24,10 +24,12 @@ EXPERTS = "E"
 
 
 class LayerKind(NamedTuple):
-    """The layer of one place in a pattern: the letters of its mixers, none for one without, and what follows them."""
+    """The layer of one place in a pattern: the letters of its mixers, none for one without, and what follows them.
+
+    `then` is `FEED_FORWARD`, `EXPERTS`, or empty for a layer of mixers alone."""
 
     mixers: str
-    then: Literal["", "-", "E"]
+    then: str
 
 
 def parse_pattern(pattern: str, letters: Mapping[str, str], keyword: str = "pattern") -> list[LayerKind]:
@@ -39,7 +41,7 @@ def parse_pattern(pattern: str, letters: Mapping[str, str], keyword: str = "patt
     while place < len(pattern):
         character = pattern[place]
         if character in (FEED_FORWARD, EXPERTS):
-            kinds.append(LayerKind("", FEED_FORWARD if character == FEED_FORWARD else EXPERTS))
+            kinds.append(LayerKind("", character))
             place += 1
             continue
         mixers, place = _parse_mixers(pattern, place, letters, keyword)
