@@ -10,6 +10,7 @@ from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
 from manyformer.nn.linear.linear_kernel import LinearKernel
 from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.nn.masks import Causal
+from manyformer.nn.recurrent.delta_product import DeltaProductAttention
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.recipes.parts.baselines import check_heads
 
@@ -95,3 +96,22 @@ def gated_delta_attention(
     gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
     stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate)
     return delta_attention(sizes, decay, stage, conv_size=conv_size, max_strength=max_strength)
+
+
+def delta_product_attention(
+    sizes: RecurrentSizes, steps: int, *, conv_size: int = 4, max_strength: float = 2.0
+) -> DeltaProductAttention:
+    """Gated DeltaProduct's layer: Gated DeltaNet's with `steps` keys and values of each head for a token.
+
+    Siems et al. 2025 (arXiv:2502.10297), section 3."""
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    return DeltaProductAttention(
+        sizes.dim,
+        sizes.heads,
+        steps=steps,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        conv_size=conv_size,
+        max_strength=max_strength,
+        output_stage=GatedNormStage(SharedHeadNorm(sizes.value_dim), gate),
+    )

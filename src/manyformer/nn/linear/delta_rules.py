@@ -1,0 +1,79 @@
+"""Rules after the gated delta rule: several corrections of a memory for each token."""
+
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from manyformer.nn.linear import matrix_recurrence
+from manyformer.nn.linear.decay_gates import DecayGate
+from manyformer.nn.linear.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
+from manyformer.nn.linear.recurrent_rules import GateProjections, gates_of, mask_padding
+from manyformer.nn.runtime.length_norms import unit_length
+
+KEY_EPSILON = 1e-6
+"""Added to the square of a key's length, as in `UnitLengthFeatures`."""
+
+
+@final
+class HouseholderProductRule(MemoryRule):
+    """S <- D_t S, then S <- S + b_j k_j (v_j - S^T k_j)^T for each of `steps` keys and values of a token.
+
+    Siems et al. 2025 (DeltaProduct, arXiv:2502.10297), section 3: the transition of a token is a product of so many
+    factors I - b k k^T. The memory decays once a token, before the first step, and is read after the last. Key and
+    value of a token are those of the last step. Its gates are the decay's, a strength b of each step, `max_strength`
+    times a sigmoid, then the keys of `key_dim` and the values of `value_dim` channels of the steps before. All keys
+    get length 1 here. With 1 step it is `GatedDeltaRule`."""
+
+    forms = frozenset({"chunked", "recurrent"})
+
+    def __init__(
+        self,
+        decay: DecayGate,
+        gate_projection: GateProjections,
+        *,
+        steps: int,
+        key_dim: int,
+        value_dim: int,
+        max_strength: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.decay = decay
+        self.gate_projection = gate_projection
+        self.steps = steps
+        self.max_strength = max_strength
+        earlier_steps = steps - 1
+        self._gate_widths = [decay.gate_dim, steps, earlier_steps * key_dim, earlier_steps * value_dim]
+        self.gate_dim = sum(self._gate_widths)
+
+    def forward(
+        self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
+    ) -> MemoryResult:
+        decay_gate, strength_gate, earlier_keys, earlier_values = torch.split(gates_of(tokens), self._gate_widths, -1)
+        decay = mask_padding(self.decay(decay_gate), tokens.valid)
+        strength = mask_padding(self.max_strength * torch.sigmoid(strength_gate), tokens.valid)
+        earlier_steps = self.steps - 1
+        # every step is a token of its own: the first one decays, and the last one reads
+        decay = F.pad(decay[:, :, :, None], (0, 0, 0, earlier_steps)).flatten(2, 3)
+        queries = F.pad(tokens.query_features[:, :, :, None], (0, 0, earlier_steps, 0)).flatten(2, 3)
+        keys = unit_length(self._in_turn(earlier_keys, tokens.key_features), eps=KEY_EPSILON)
+        values = self._in_turn(earlier_values, tokens.v)
+        run = tokens.run
+        if run is not None:
+            run = run.repeat_interleave(self.steps, 1)
+        inputs = queries, keys, values, decay, run, memory.matrix
+        if form == "chunked":
+            y, matrix = matrix_recurrence.chunked(*inputs, strength=strength.flatten(2), chunk=chunk)
+        else:
+            y, matrix = matrix_recurrence.recurrent(*inputs, strength=strength.flatten(2))
+        return MemoryResult(y[:, :, earlier_steps :: self.steps], RecurrentMemory(matrix))
+
+    def _in_turn(self, earlier: Float[Tensor, "b h l me"], last: Float[Tensor, "b h l e"]) -> Float[Tensor, "b h ln e"]:
+        """The vectors of all steps of all tokens, one after another."""
+        side_by_side = torch.cat([earlier, last], -1)
+        return side_by_side.view(*last.shape[:2], last.shape[2] * self.steps, last.shape[3])
+
+    def extra_repr(self) -> str:
+        return f"steps={self.steps}, max_strength={self.max_strength}"
