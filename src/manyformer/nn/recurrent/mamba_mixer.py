@@ -52,10 +52,22 @@ class MambaMixer(Layer, FusedRows):
     `channels` of the stream pass a short convolution of `conv_size` tokens; they decide the step size of each channel,
     through `rank` channels, and what all channels write to and read from memories of `state_dim` entries each (see
     `selective_scan`). Channels skip the memory too, and SiLU of as many further channels gates them. Memories are of
-    float32 at least; they begin empty in every document, and padding leaves them as they are."""
+    float32 at least; they begin empty in every document, and padding leaves them as they are. With
+    `negative_eigenvalues` a token may change the sign of a memory (Grazzi et al. 2024, arXiv:2411.12537, section 4).
+    """
 
-    def __init__(self, dim: int, channels: int, *, state_dim: int, rank: int, conv_size: int = 4) -> None:
+    def __init__(
+        self,
+        dim: int,
+        channels: int,
+        *,
+        state_dim: int,
+        rank: int,
+        conv_size: int = 4,
+        negative_eigenvalues: bool = False,
+    ) -> None:
         super().__init__()
+        self.negative_eigenvalues = negative_eigenvalues
         self.state_dim = state_dim
         self.rank = rank
         self.channels = channels
@@ -118,7 +130,8 @@ class MambaMixer(Layer, FusedRows):
             segment_ids = runs.last_segment
         # learned as a logarithm, so that every memory decays
         rates = -self.a_log.to(dtype).exp().view(self.channels, self.state_dim)
-        y, memory = selective_scan(x, steps, rates, writes, reads, previous.memory.to(dtype), starts)
+        inputs = x, steps, rates, writes, reads, previous.memory.to(dtype), starts
+        y, memory = selective_scan(*inputs, signed=self.negative_eigenvalues)
         # a copy, since the ids may be a view of the caller's tensor
         return y + self.skip * x, memory, segment_ids.clone()
 
