@@ -27,6 +27,7 @@ RECIPES = (
     "gated-deltanet",
     "deltaproduct",
     "kda",
+    "gdn-2",
     "gla",
     "retnet",
     "lightning",

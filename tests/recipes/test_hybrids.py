@@ -17,7 +17,7 @@ CONTRACTS = ["causal", "cached", "padding-state", "packing-state", "beams"]
 
 @pytest.mark.parametrize(
     ("pattern", "kernel", "depth"),
-    [("DDF", "softmax", 4), ("KNDF", "linear", 3), ("KN", "window", 2), ("PF", "softmax", 2)],
+    [("DDF", "softmax", 4), ("KNDF", "linear", 3), ("KN", "window", 2), ("PEF", "softmax", 3)],
 )
 def test_hybrids_keep_their_promises(pattern: str, kernel: str, depth: int) -> None:
     model = mf.build("compose", **SMALL, depth=depth, pattern=pattern, kernel=kernel)
@@ -49,7 +49,7 @@ def test_layers_are_those_of_their_letters_and_full_ones_alone_cache_tokens() ->
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"pattern": "KX"}, r"pattern \('KX'\) must have one letter or more, of K, F, N, D, P"),
+        ({"pattern": "KX"}, r"pattern \('KX'\) must have one letter or more, of K, F, N, D, P, E"),
         ({"pattern": ""}, "one letter or more"),
         ({"pattern": "KN", "position": "sinusoid"}, "position sinusoid is none of single layers"),
         ({"pattern": "DF", "kernel": "linear"}, "kernel linear is that of layers K"),

@@ -61,7 +61,7 @@ from manyformer.recipes.parts.keywords import (
     PositiveSize,
     ResidualGate,
 )
-from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, delta_product_attention, gated_delta_attention
+from manyformer.recipes.parts.recurrent_layers import RECURRENT_KINDS, RecurrentSizes
 from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.parts.speedrun_parts import LogitCap, SpeedrunParts, add_speedrun_parts
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
@@ -72,7 +72,7 @@ FeedForwardName = Annotated[
 LayerPattern = Annotated[
     str,
     "kinds of layers, repeated: K has the kernel, F is softmax over all tokens, N is F without positions, D has the "
-    "gated delta rule without positions, P the products of two steps of deltaproduct",
+    "gated delta rule without positions, P the two steps of deltaproduct, E the gates of gdn-2",
 ]
 NormName = Annotated[Literal["layer", "rms"], "LayerNorm or RMSNorm"]
 
@@ -182,8 +182,8 @@ def compose(
 
     "rope" is rotary (RoFormer's causal form); its scalings extend to `length_scale` times `max_length`, the training
     length. Gates begin with the bias 2 (Parisotto et al. 2020). A `pattern` such as DDDF or KKKF makes a hybrid of
-    layers; the D of each is the layer of `gated-deltanet`, P that of `deltaproduct`. `parts` are those of
-    `baseline-2026`. Raises UserError for parts that exclude each other."""
+    layers; the D of each is the layer of `gated-deltanet`, P that of `deltaproduct`, E that of `gdn-2`. `parts`
+    are those of `baseline-2026`. Raises UserError for parts that exclude each other."""
     if gate != "residual" and residual_streams == "reversible":
         raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
     if position in SOFTMAX_KERNELS and kernel != "softmax":
@@ -222,9 +222,9 @@ def compose(
             kv_heads=kv_heads,
             position=HeadNorm(sizes.head_dim) if qk_norm else None,
         ),
-        "D": lambda: gated_delta_attention(RecurrentSizes.of(dim, heads, None)),
-        "P": lambda: delta_product_attention(RecurrentSizes.of(dim, heads, None), 2),
     }
+    recurrent_sizes = RecurrentSizes.of(dim, heads, None)
+    attention_makers |= {kind: partial(make, recurrent_sizes) for kind, make in RECURRENT_KINDS.items()}
 
     def layer(number: int, make: Callable[[], Layer]) -> dict[str, Layer]:
         return {"attention": make(), "ff": chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk)}

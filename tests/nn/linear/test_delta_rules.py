@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from layouts import LAYOUTS, LENGTH, ROWS, apart, differentiated, documents_of, place_of, real_of
 from manyformer.nn.linear.decay_gates import SoftplusDecay
-from manyformer.nn.linear.delta_rules import HouseholderProductRule
+from manyformer.nn.linear.delta_rules import EraseWriteRule, HouseholderProductRule
 from manyformer.nn.linear.memory_rules import MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.nn.ops.document_rows import NO_SEGMENT, segment_runs
@@ -55,7 +55,31 @@ def product_formula(rule: MemoryRule, q: Tensor, k: Tensor, v: Tensor, gate: Ten
     return torch.stack(outputs).view(HEADS, -1, W)
 
 
+def erase_write_rule(max_strength: float = 2.0) -> EraseWriteRule:
+    gates = projections(decay=R, erase=R, write=W)
+    return EraseWriteRule(SoftplusDecay(HEADS, R), gates, key_dim=R, value_dim=W, max_strength=max_strength)
+
+
+def erase_write_formula(rule: MemoryRule, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+    """Equations of the paper with matrices; the memory is read after it has decayed."""
+    assert isinstance(rule, EraseWriteRule)
+    outputs = []
+    biases = rule.decay.dt_bias.view(HEADS, R)  # type: ignore[operator,union-attr]
+    for h in range(HEADS):
+        memory = q.new_zeros(R, W)
+        for i in range(q.shape[1]):
+            steps = torch.log1p((gate[h, i, :R] + biases[h]).exp())
+            decayed = torch.diag((-rule.decay.a_log[h].exp() * steps).exp()) @ memory  # type: ignore[operator,index,union-attr]
+            erase = rule.max_strength / (1 + (-gate[h, i, R : 2 * R]).exp())
+            write = 1 / (1 + (-gate[h, i, 2 * R :]).exp())
+            transition = torch.eye(R, dtype=q.dtype) - torch.outer(k[h, i], erase * k[h, i])
+            memory = transition @ decayed + torch.outer(k[h, i], write * v[h, i])
+            outputs.append(memory.T @ q[h, i])
+    return torch.stack(outputs).view(HEADS, -1, W)
+
+
 RULES: dict[str, tuple[Callable[[], MemoryRule], Formula, tuple[int, int, int, int]]] = {
+    "erase and write": (erase_write_rule, erase_write_formula, (R, R, W, 2 * R + W)),
     "product": (product_rule, product_formula, (R, R, W, 1 + STEPS + (STEPS - 1) * (R + W))),
 }
 """Each rule, its formula, and the widths of queries, keys, values and gates."""
@@ -123,6 +147,20 @@ def test_one_step_of_a_product_is_the_gated_delta_rule() -> None:
     options = {"form": "chunked", "chunk": 8, "floor": 0.0}
     y = rule(tokens, RecurrentMemory(), **options).y  # type: ignore[arg-type]
     expected = older(tokens._replace(key_features=k / lengths), RecurrentMemory(), **options).y  # type: ignore[arg-type]
+    torch.testing.assert_close(y, expected, atol=1e-12, rtol=0)
+
+
+def test_one_gate_for_all_channels_is_kimi_delta_attention() -> None:
+    _, _, (q, k, v, gate) = make("erase and write")
+    rule = erase_write_rule(max_strength=1.0).double()
+    older = GatedDeltaRule(SoftplusDecay(HEADS, R), projections(decay=R, strength=1)).double()
+    older.decay.load_state_dict(rule.decay.state_dict())  # type: ignore[union-attr]
+    decay_gate, strength_gate = gate[..., :R], gate[..., R : R + 1]
+    same = torch.cat([decay_gate, strength_gate.expand(-1, -1, -1, R + W)], -1)
+    tokens = TokenFeatures(q, k, v, None, torch.cat([decay_gate, strength_gate], -1), None, None)
+    options = {"form": "chunked", "chunk": 8, "floor": 0.0}
+    y = rule(tokens._replace(gate=same), RecurrentMemory(), **options).y  # type: ignore[arg-type]
+    expected = older(tokens, RecurrentMemory(), **options).y  # type: ignore[arg-type]
     torch.testing.assert_close(y, expected, atol=1e-12, rtol=0)
 
 

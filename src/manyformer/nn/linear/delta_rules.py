@@ -1,4 +1,4 @@
-"""Rules after the gated delta rule: several corrections of a memory for each token."""
+"""Rules after the gated delta rule: several corrections a token, and gates that erase and write channel by channel."""
 
 from typing import final
 
@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from manyformer.nn.linear import matrix_recurrence
 from manyformer.nn.linear.decay_gates import DecayGate
+from manyformer.nn.linear.matrix_recurrence import Removal
 from manyformer.nn.linear.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.nn.linear.recurrent_rules import GateProjections, gates_of, mask_padding
 from manyformer.nn.runtime.length_norms import unit_length
@@ -77,3 +78,51 @@ class HouseholderProductRule(MemoryRule):
 
     def extra_repr(self) -> str:
         return f"steps={self.steps}, max_strength={self.max_strength}"
+
+
+@final
+class EraseWriteRule(MemoryRule):
+    """S_t = (I - k_t (b_t * k_t)^T) D_t S_(t-1) + k_t (w_t * v_t)^T, b of each channel of a key, w of each of a value.
+
+    Hatamizadeh et al. 2026 (Gated DeltaNet-2, arXiv:2605.22791): the memory decays, then a token erases what it reads
+    with some channels of its key, and writes some channels of its value. Gates are the decay's, of `key_dim` channels,
+    then those of b, `max_strength` times a sigmoid, then those of w, of `value_dim` channels, a sigmoid. Keys must have
+    length 1. With b = w, one number of a head, it is the delta rule of Kimi Delta Attention."""
+
+    forms = frozenset({"chunked", "recurrent"})
+
+    def __init__(
+        self,
+        decay: DecayGate,
+        gate_projection: GateProjections,
+        *,
+        key_dim: int,
+        value_dim: int,
+        max_strength: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.decay = decay
+        self.gate_projection = gate_projection
+        self.max_strength = max_strength
+        self._gate_widths = [decay.gate_dim, key_dim, value_dim]
+        self.gate_dim = sum(self._gate_widths)
+
+    def forward(
+        self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
+    ) -> MemoryResult:
+        decay_gate, erase_gate, write_gate = torch.split(gates_of(tokens), self._gate_widths, -1)
+        decay = mask_padding(self.decay(decay_gate), tokens.valid)
+        # masked on the side that writes: what padding reads does not matter
+        key = mask_padding(tokens.key_features, tokens.valid)
+        erased = self.max_strength * torch.sigmoid(erase_gate) * tokens.key_features
+        # removals read the memory before its decay, so that what they read it with has to decay instead
+        removal = Removal(decay.exp() * erased, key)
+        inputs = tokens.query_features, key, torch.sigmoid(write_gate) * tokens.v, decay, tokens.run, memory.matrix
+        if form == "chunked":
+            y, matrix = matrix_recurrence.chunked(*inputs, removal=removal, chunk=chunk)
+        else:
+            y, matrix = matrix_recurrence.recurrent(*inputs, removal=removal)
+        return MemoryResult(y, RecurrentMemory(matrix))
+
+    def extra_repr(self) -> str:
+        return f"max_strength={self.max_strength}"
