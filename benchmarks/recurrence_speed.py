@@ -26,6 +26,7 @@ RECIPES = (
     "deltanet",
     "gated-deltanet",
     "deltaproduct",
+    "comba",
     "kda",
     "gdn-2",
     "gla",

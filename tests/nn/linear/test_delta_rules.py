@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from layouts import LAYOUTS, LENGTH, ROWS, apart, differentiated, documents_of, place_of, real_of
 from manyformer.nn.linear.decay_gates import SoftplusDecay
-from manyformer.nn.linear.delta_rules import EraseWriteRule, HouseholderProductRule
+from manyformer.nn.linear.delta_rules import EraseWriteRule, FeedbackDeltaRule, HouseholderProductRule
 from manyformer.nn.linear.memory_rules import MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections
 from manyformer.nn.ops.document_rows import NO_SEGMENT, segment_runs
@@ -78,7 +78,32 @@ def erase_write_formula(rule: MemoryRule, q: Tensor, k: Tensor, v: Tensor, gate:
     return torch.stack(outputs).view(HEADS, -1, W)
 
 
+def feedback_rule() -> FeedbackDeltaRule:
+    rule = FeedbackDeltaRule(HEADS, projections(decay=1, strength=1))
+    with torch.no_grad():
+        rule.feedback.copy_(torch.tensor([-1.0, 0.5]))
+        rule.correction.copy_(torch.tensor([0.7, -0.3]))
+    return rule
+
+
+def feedback_formula(rule: MemoryRule, q: Tensor, k: Tensor, v: Tensor, gate: Tensor) -> Tensor:
+    """The formula of the paper, with p and without another form of the delta rule."""
+    assert isinstance(rule, FeedbackDeltaRule)
+    outputs = []
+    for h in range(HEADS):
+        memory = q.new_zeros(R, W)
+        for i in range(q.shape[1]):
+            p = k[h, i] / (1 + (-rule.feedback[h]).exp())
+            steps = torch.log1p((gate[h, i, 0] + rule.decay.dt_bias[h]).exp())
+            memory = (-rule.decay.a_log[h].exp() * steps).exp() * memory
+            error = v[h, i] - memory.T @ p
+            memory = memory + torch.outer(k[h, i], error) / (1 + (-gate[h, i, 1]).exp())
+            outputs.append(memory.T @ (q[h, i] - rule.correction[h] * p / R**0.5))
+    return torch.stack(outputs).view(HEADS, -1, W)
+
+
 RULES: dict[str, tuple[Callable[[], MemoryRule], Formula, tuple[int, int, int, int]]] = {
+    "feedback": (feedback_rule, feedback_formula, (R, R, W, 2)),
     "erase and write": (erase_write_rule, erase_write_formula, (R, R, W, 2 * R + W)),
     "product": (product_rule, product_formula, (R, R, W, 1 + STEPS + (STEPS - 1) * (R + W))),
 }
@@ -160,6 +185,21 @@ def test_one_gate_for_all_channels_is_kimi_delta_attention() -> None:
     tokens = TokenFeatures(q, k, v, None, torch.cat([decay_gate, strength_gate], -1), None, None)
     options = {"form": "chunked", "chunk": 8, "floor": 0.0}
     y = rule(tokens._replace(gate=same), RecurrentMemory(), **options).y  # type: ignore[arg-type]
+    expected = older(tokens, RecurrentMemory(), **options).y  # type: ignore[arg-type]
+    torch.testing.assert_close(y, expected, atol=1e-12, rtol=0)
+
+
+def test_full_feedback_without_a_correction_of_queries_is_the_gated_delta_rule() -> None:
+    _, _, (q, k, v, gate) = make("feedback")
+    rule = feedback_rule().double()
+    with torch.no_grad():
+        rule.feedback.fill_(60.0)
+        rule.correction.zero_()
+    older = GatedDeltaRule(SoftplusDecay(HEADS), projections(decay=1, strength=1)).double()
+    older.decay.load_state_dict(rule.decay.state_dict())  # type: ignore[union-attr]
+    tokens = TokenFeatures(q, k, v, None, gate, None, None)
+    options = {"form": "chunked", "chunk": 8, "floor": 0.0}
+    y = rule(tokens, RecurrentMemory(), **options).y  # type: ignore[arg-type]
     expected = older(tokens, RecurrentMemory(), **options).y  # type: ignore[arg-type]
     torch.testing.assert_close(y, expected, atol=1e-12, rtol=0)
 

@@ -1,17 +1,18 @@
-"""Rules after the gated delta rule: several corrections a token, and gates that erase and write channel by channel."""
+"""Rules after the gated delta rule: several corrections a token, gates of channels, and a weaker key that corrects."""
 
 from typing import final
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from manyformer.nn.linear import matrix_recurrence
-from manyformer.nn.linear.decay_gates import DecayGate
+from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
 from manyformer.nn.linear.matrix_recurrence import Removal
 from manyformer.nn.linear.memory_rules import MemoryResult, MemoryRule, RecurrenceForm, RecurrentMemory, TokenFeatures
 from manyformer.nn.linear.recurrent_rules import GateProjections, gates_of, mask_padding
+from manyformer.nn.runtime.head_selection import PerHeadTensors
 from manyformer.nn.runtime.length_norms import unit_length
 
 KEY_EPSILON = 1e-6
@@ -126,3 +127,43 @@ class EraseWriteRule(MemoryRule):
 
     def extra_repr(self) -> str:
         return f"max_strength={self.max_strength}"
+
+
+@final
+class FeedbackDeltaRule(MemoryRule, PerHeadTensors):
+    """S_t = a_t S_(t-1) + b_t k_t (v_t - (a_t S_(t-1))^T p_t)^T, p_t = sigmoid(d) k_t, read as S_t^T (q_t - c p_t).
+
+    Hu et al. 2025 (Comba, arXiv:2506.02475): the key p by which a token is corrected is weaker than the key that
+    writes, and the query is corrected by it too. d and c are numbers of a head; d begins at 1, c at `correction`. Gates
+    are the decay's and the strength's, whose sigmoid is b. Queries and keys must have length 1, queries divided by the
+    root of their width; so is p where it corrects them. Released code gives p length 1, which cancels d."""
+
+    forms = frozenset({"chunked", "recurrent"})
+    head_axes = (("feedback", -1), ("correction", -1))
+
+    def __init__(self, heads: int, gate_projection: GateProjections, *, correction: float = 1.0) -> None:
+        super().__init__()
+        self.decay = SoftplusDecay(heads)
+        self.gate_projection = gate_projection
+        self.gate_dim = self.decay.gate_dim + 1
+        self.feedback = nn.Parameter(torch.ones(heads))
+        self.correction = nn.Parameter(torch.full((heads,), correction))
+
+    def forward(
+        self, tokens: TokenFeatures, memory: RecurrentMemory, *, form: RecurrenceForm, chunk: int, floor: float
+    ) -> MemoryResult:
+        decay_gate, strength_gate = torch.split(gates_of(tokens), [self.decay.gate_dim, 1], -1)
+        decay = mask_padding(self.decay(decay_gate), tokens.valid)
+        strength = mask_padding(torch.sigmoid(strength_gate), tokens.valid)
+        share = torch.sigmoid(self.feedback)[:, None, None]
+        keys = tokens.key_features
+        reads = self.correction[:, None, None] * share * keys.shape[-1] ** -0.5
+        queries = tokens.query_features - reads * keys
+        # b k (v - s S^T k) = b s k (v / s - S^T k): the delta rule of keys k with other strengths and values
+        inputs = queries, keys, tokens.v / share, decay, tokens.run, memory.matrix
+        strength = (strength * share)[..., 0]
+        if form == "chunked":
+            y, matrix = matrix_recurrence.chunked(*inputs, strength=strength, chunk=chunk)
+        else:
+            y, matrix = matrix_recurrence.recurrent(*inputs, strength=strength)
+        return MemoryResult(y, RecurrentMemory(matrix))

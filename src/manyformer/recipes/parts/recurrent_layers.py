@@ -11,7 +11,7 @@ from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.core import Layer
 from manyformer.nn.linear import UnitLengthFeatures
 from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
-from manyformer.nn.linear.delta_rules import EraseWriteRule
+from manyformer.nn.linear.delta_rules import EraseWriteRule, FeedbackDeltaRule
 from manyformer.nn.linear.linear_kernel import LinearKernel
 from manyformer.nn.linear.memory_rules import MemoryRule
 from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections
@@ -146,6 +146,18 @@ def erase_write_attention(sizes: RecurrentSizes, *, conv_size: int = 4, max_stre
     projections = GateProjections(decay=decay_projection, erase=erase, write=write)
     widths = {"key_dim": sizes.head_dim, "value_dim": sizes.value_dim}
     rule = EraseWriteRule(decay, projections, **widths, max_strength=max_strength)
+    return corrected_attention(sizes, rule, stage, conv_size=conv_size)
+
+
+def feedback_attention(sizes: RecurrentSizes, *, conv_size: int = 4, initial_correction: float = 1.0) -> Attention:
+    """Comba's layer: Gated DeltaNet's with weaker keys in corrections, of the memory and of queries.
+
+    Hu et al. 2025 (arXiv:2506.02475)."""
+    decay, strength = (HeadProjection(sizes.dim, sizes.heads, 1) for _ in range(2))
+    projections = GateProjections(decay=decay, strength=strength)
+    rule = FeedbackDeltaRule(sizes.heads, projections, correction=initial_correction)
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate)
     return corrected_attention(sizes, rule, stage, conv_size=conv_size)
 
 
