@@ -2,6 +2,7 @@
 
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import GatedFeedForward
 from manyformer.recipes.parts.baselines import rms_decoder
@@ -43,8 +44,12 @@ def kda(
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        decay, decay_projection, stage = ChannelDecayParts.of(sizes)
-        attention = delta_attention(sizes, (decay, decay_projection), stage, conv_size=conv_size)
-        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+        return {"attention": kimi_delta_attention(sizes, conv_size=conv_size), "ff": GatedFeedForward(dim, ff_dim)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout)
+
+
+def kimi_delta_attention(sizes: RecurrentSizes, *, conv_size: int = 4, norm_eps: float = 1e-5) -> Attention:
+    """The layer of Kimi Delta Attention (section 3): a decay of each channel of a key, and a sigmoid gate."""
+    decay, decay_projection, stage = ChannelDecayParts.of(sizes, norm_eps)
+    return delta_attention(sizes, (decay, decay_projection), stage, conv_size=conv_size)

@@ -1,20 +1,18 @@
-"""The widths of recurrent layers, and the attention that DeltaNet and its successors share."""
+"""The widths of recurrent layers, and the attention of DeltaNet and its successors, and of Mamba-2."""
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from manyformer.nn.attention.attention import Attention
-from manyformer.nn.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
+from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm, OutputStage, SharedHeadNorm
 from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
-from manyformer.nn.core import Layer
-from manyformer.nn.linear import UnitLengthFeatures
+from manyformer.nn.linear import ScaledFeatures, UnitLengthFeatures
 from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
 from manyformer.nn.linear.delta_rules import EraseWriteRule, FeedbackDeltaRule
 from manyformer.nn.linear.linear_kernel import LinearKernel
 from manyformer.nn.linear.memory_rules import MemoryRule
-from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections
+from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections, StateSpaceRule
 from manyformer.nn.masks import Causal
 from manyformer.nn.recurrent.delta_product import DeltaProductAttention
 from manyformer.nn.runtime.head_selection import HeadProjection
@@ -50,6 +48,14 @@ class RecurrentSizes(NamedTuple):
         if head_dim is None or value_dim is None:
             check_heads(dim, heads)
         return cls(dim, heads, head_dim or dim // heads, value_dim or dim // heads, key_heads or heads)
+
+    @classmethod
+    def with_narrow_keys(
+        cls, dim: int, heads: int, head_dim: int | None, value_dim: int | None = None
+    ) -> "RecurrentSizes":
+        """Keys of `head_dim` channels, by default half of the width of values, which have dim / heads by default."""
+        sizes = cls.of(dim, heads, head_dim, value_dim)
+        return sizes._replace(head_dim=head_dim or max(1, sizes.value_dim // 2))
 
     @property
     def convolved(self) -> int:
@@ -123,7 +129,7 @@ class ChannelDecayParts(NamedTuple):
     output_stage: GatedNormStage
 
     @classmethod
-    def of(cls, sizes: RecurrentSizes) -> "ChannelDecayParts":
+    def of(cls, sizes: RecurrentSizes, norm_eps: float = 1e-5) -> "ChannelDecayParts":
         """The parts for layers of these sizes; projections are products of two matrices."""
         # what decays and gates cost is then small beside queries, keys and values
         rank = sizes.head_dim
@@ -132,7 +138,7 @@ class ChannelDecayParts(NamedTuple):
         decay_projection = HeadProjection(sizes.dim, sizes.heads, sizes.head_dim, rank=rank)
         gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim, rank=rank)
         # a sigmoid instead of the SiLU of Gated DeltaNet, which the report's ablation prefers
-        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate, torch.sigmoid)
+        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate, torch.sigmoid)
         return cls(decay, decay_projection, stage)
 
 
@@ -180,9 +186,28 @@ def delta_product_attention(
     )
 
 
-RECURRENT_KINDS: dict[str, Callable[[RecurrentSizes], Layer]] = {
-    "D": gated_delta_attention,
-    "P": lambda sizes: delta_product_attention(sizes, 2),
-    "E": erase_write_attention,
-}
-"""The letters of recurrent layers in a pattern of layers, without positions."""
+def state_space_attention(
+    sizes: RecurrentSizes, *, conv_size: int = 4, normalized: bool = True, norm_eps: float = 1e-5
+) -> Attention:
+    """Mamba-2's layer: h_t = exp(A dt_t) h_(t-1) + dt_t B_t x_t^T and y_t = C_t h_t + D x_t, gated, then normalized.
+
+    Dao and Gu 2024 (arXiv:2405.21060), section 7. B are keys, C queries, both of `head_dim` channels, x values.
+    `key_heads` groups of heads share them, and a norm; without `normalized` there is the gate alone (Falcon-H1)."""
+    rule = StateSpaceRule(sizes.heads, HeadProjection(sizes.dim, sizes.heads, 1))
+    norm = None
+    if normalized:
+        norm = HeadGroupNorm(sizes.heads, sizes.value_dim, sizes.key_heads, eps=norm_eps)
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    return Attention(
+        sizes.dim,
+        sizes.heads,
+        LinearKernel(ScaledFeatures(), Causal(), rule=rule),
+        # B and C, the keys and queries, are shared by the heads of a group, like keys in grouped attention
+        key_heads=sizes.key_heads,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        # over the channels of C, B and x, which pass the same convolution
+        short_convolution=ShortConvolution(sizes.convolved, conv_size, bias=True),
+        output_stage=GatedNormStage(norm, gate, gate_first=True),
+        bias=False,
+    )
