@@ -17,7 +17,7 @@ from manyformer.nn.positions import RotaryPosition, YaRNRotaryScaling
 from manyformer.nn.positions.rotary import yarn_temperature
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
-from manyformer.recipes.parts.baselines import init_std, make_layer, rms_decoder
+from manyformer.recipes.parts.baselines import complete_layer, init_std, rms_decoder
 from manyformer.recipes.parts.keywords import (
     BalanceWeight,
     ExpertCount,
@@ -182,7 +182,8 @@ def deepseek(
     norm = partial(RMSNorm, dim, norm_eps)
     return add_ahead_layers(
         rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied),
-        partial(make_layer, layer, order="pre", norm=norm, dropout=dropout),
+        layer,
+        partial(complete_layer, order="pre", norm=norm, dropout=dropout),
         norm,
         depth=depth,
         std=init_std(dim),

@@ -44,7 +44,7 @@ from manyformer.recipes.parts.attention_kernels import (
     causal_kernel,
     causal_window,
 )
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, head_width, init_std, make_layer, rms_decoder
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, complete_layer, head_width, init_std, rms_decoder
 from manyformer.recipes.parts.keywords import (
     CausalWindowOrNone,
     HeadDim,
@@ -222,7 +222,8 @@ def llama(
     norm = partial(RMSNorm, dim, norm_eps)
     return add_ahead_layers(
         add_speedrun_parts(model, **parts),
-        partial(make_layer, layer, order=norm_order, norm=norm, dropout=dropout),
+        layer,
+        partial(complete_layer, order=norm_order, norm=norm, dropout=dropout),
         norm,
         depth=depth,
         std=init_std(dim),

@@ -24,10 +24,10 @@ from manyformer.recipes.parts.baselines import (
     NormOrder,
     ResidualStreams,
     check_heads,
+    complete_layer,
     init_std,
     language_model,
     learned_embedding,
-    make_layer,
 )
 from manyformer.recipes.parts.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.parts.registry import recipe
@@ -89,7 +89,8 @@ def transformer_lm(
     )
     return add_ahead_layers(
         add_speedrun_parts(model, **parts),
-        partial(make_layer, layer, order=norm_order, norm=norm, dropout=dropout),
+        layer,
+        partial(complete_layer, order=norm_order, norm=norm, dropout=dropout),
         norm,
         depth=depth,
         std=init_std(dim),

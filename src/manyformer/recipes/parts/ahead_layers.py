@@ -1,6 +1,6 @@
 """Layers that predict further tokens than the next one, as keywords of recipes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
 from annotated_types import Ge
@@ -10,7 +10,7 @@ from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.ahead import AheadLoss, ParallelAhead, SequentialAhead, SharedAhead
 from manyformer.nn.core import Layer
-from manyformer.recipes.parts.baselines import scale_residual_init
+from manyformer.recipes.parts.baselines import LayerMakers, scale_residual_init
 from manyformer.recipes.parts.keywords import PositiveSize
 
 AheadKind = Annotated[
@@ -31,7 +31,8 @@ DEFAULT_WEIGHT = 0.3
 
 def add_ahead_layers(
     model: LanguageModel,
-    make_layer: Callable[[int], Layer],
+    makers: LayerMakers,
+    complete: Callable[[Mapping[str, Layer] | Layer], Layer],
     make_norm: Callable[[], nn.Module],
     *,
     depth: int,
@@ -42,8 +43,8 @@ def add_ahead_layers(
 ) -> LanguageModel:
     """The model with layers that predict tokens after the next one, in place: those that follow its `depth` layers.
 
-    They are made after the model, whose initial weights are those without them. `std` initializes matrices as in
-    `stack`. Raises UserError for settings of tokens that nothing predicts."""
+    They are made after the model, whose initial weights are those without them. `makers` and `std` are those of
+    `stack`, and `complete` makes a layer of what a maker returns. Raises UserError for settings without `ahead`."""
     if ahead == "none":
         for name, value in (("ahead_tokens", ahead_tokens), ("ahead_weight", ahead_weight)):
             if value is not None:
@@ -55,7 +56,9 @@ def add_ahead_layers(
     if ahead == "shared":
         loss = SharedAhead(tokens, weight)
     else:
-        blocks = [make_layer(depth + number) for number in range(tokens)]
+        in_turn = [makers] if callable(makers) else makers
+        numbers = range(depth, depth + tokens)
+        blocks = [complete(in_turn[number % len(in_turn)](number)) for number in numbers]
         if ahead == "parallel":
             loss = ParallelAhead(blocks, [make_norm() for _ in blocks], weight)
         else:
