@@ -208,3 +208,10 @@ def test_layers_ahead_follow_those_of_the_model() -> None:
 def test_settings_of_tokens_that_nothing_predicts_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=f"{name} \\({value}\\) is that of tokens after the next one: set ahead"):
         mf.build("compose", **SMALL, **{name: value})
+
+
+@pytest.mark.parametrize("keywords", [{"pattern": "WWYY"}, {"pattern": "KD", "shared_layers": "D"}])
+def test_layers_that_share_keys_or_weights_have_none_that_follow_them(keywords: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="ahead \\(sequential\\) adds layers with weights and keys of their own"):
+        mf.build("compose", **SMALL, position="rope", ahead="sequential", **keywords)
+    assert mf.build("compose", **SMALL, position="rope", ahead="shared", **keywords)
