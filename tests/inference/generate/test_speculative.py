@@ -287,7 +287,7 @@ def test_models_that_cannot_draft_say_so() -> None:
     with pytest.raises(UserError, match="draft needs a model with layers that predict further tokens"):
         mf.generate(shared, [1, 2], draft=1)
     translating: Any = mf.build("transformer", **SMALL)
-    with pytest.raises(UserError, match="draft is for language models, and a EncoderDecoder is none"):
+    with pytest.raises(UserError, match="a EncoderDecoder predicts no next tokens, so it cannot decode with draft"):
         mf.generate(translating, [3, 4], draft=1)
     plain.register_forward_hook(lambda module, inputs, output: None)
     with pytest.raises(UserError, match="hooks of the whole model are not called"):
