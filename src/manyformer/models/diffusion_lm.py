@@ -28,13 +28,12 @@ class HiddenTokens(NamedTuple):
     hidden: Hidden
     extra: Tensor | float
 
-    def weighted_nats(self) -> Float[Tensor, ""]:
-        """The sum of the losses of all hidden tokens, each with its weight."""
+    def weighted_nats(self) -> Float[Tensor, "b l"]:
+        """The losses of all tokens, each with its weight, which is 0 unless it is hidden."""
         # of all tokens, since a GPU that is to find the hidden ones makes the host wait for their number
-        losses = F.cross_entropy(
-            self.logits.float().flatten(0, 1), self.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
-        )
-        return (losses * self.hidden.weights.to(losses.dtype).flatten()).sum()
+        logits = self.logits.to(torch.promote_types(self.logits.dtype, torch.float32)).flatten(0, 1)
+        losses = F.cross_entropy(logits, self.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none")
+        return losses.view_as(self.targets) * self.hidden.weights.to(losses.dtype)
 
 
 class DiffusionLM(EncoderModel[NoisedBatch]):
@@ -78,7 +77,7 @@ class DiffusionLM(EncoderModel[NoisedBatch]):
                 f"loss.label_smoothing ({label_smoothing}) would make the loss of a diffusion no bound; leave it 0"
             )
         passed = self.predict_hidden(batch, by_counts=False)
-        return BatchLoss(passed.weighted_nats(), count_targets(batch.targets), passed.extra)
+        return BatchLoss(passed.weighted_nats().sum(), count_targets(batch.targets), passed.extra)
 
     def score(self, batch: NoisedBatch, *, state: State = None) -> BatchScore:
         """The bound on the negative log-likelihood in nats, by counts, and how many hidden tokens were right.
@@ -87,7 +86,7 @@ class DiffusionLM(EncoderModel[NoisedBatch]):
         passed = self.predict_hidden(batch, by_counts=True)
         is_hidden = passed.hidden.is_hidden
         correct = ((passed.logits.argmax(-1) == passed.targets) & is_hidden).sum()
-        nats = passed.weighted_nats().cpu().double()
+        nats = passed.weighted_nats().sum().cpu().double()
         return BatchScore(nats, count_targets(batch.targets), correct, None, {"hidden": is_hidden.sum()})
 
     def predict_hidden(self, batch: NoisedBatch, *, by_counts: bool) -> HiddenTokens:
