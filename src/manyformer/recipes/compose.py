@@ -51,7 +51,7 @@ from manyformer.nn.token_mixing import FourierMixer, PairTable, TokenMLP
 from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedScores, SynthesizerAttention
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.parts.attention_kernels import KERNELS, AttentionSizes, KernelName
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model, makers_of_pattern
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, language_model, makers_of_pattern
 from manyformer.recipes.parts.keywords import (
     FeedForwardChunk,
     ImageChannels,
@@ -63,6 +63,7 @@ from manyformer.recipes.parts.keywords import (
 )
 from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, gated_delta_attention
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import BlockLayers, ResidualStreams, StreamCount, residual_streams_of
 from manyformer.recipes.parts.speedrun_parts import LogitCap, SpeedrunParts, add_speedrun_parts
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
 
@@ -176,6 +177,8 @@ def compose(
     *,
     qk_norm: Annotated[bool, "queries and keys are normalized in each head, before positions"] = False,
     logit_cap: LogitCap = None,
+    stream_count: StreamCount = None,
+    block_layers: BlockLayers = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
@@ -184,8 +187,8 @@ def compose(
     length. Gates begin with the bias 2 (Parisotto et al. 2020). A `pattern` such as DDDF or KKKF makes a hybrid of
     layers; the D of each is the layer of `gated-deltanet`. `parts` are those of `baseline-2026`. Raises UserError for
     parts that exclude each other."""
-    if gate != "residual" and residual_streams == "reversible":
-        raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
+    if gate != "residual" and residual_streams != "plain":
+        raise UserError(f"gate '{gate}' needs residual_streams=plain: to other streams branches are added")
     if position in SOFTMAX_KERNELS and kernel != "softmax":
         raise UserError(f"kernel {kernel} does not support position {position}, which changes the scores of softmax")
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, length_scale)
@@ -240,7 +243,7 @@ def compose(
         dropout=dropout,
         norm_order=norm_order,
         norm=norm,
-        streams=residual_streams,
+        streams=residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers),
         loops=loops,
         join=join,
         logit_cap=logit_cap,
