@@ -45,7 +45,7 @@ def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
     decoder, towers, or one layer that is applied many times."""
     layers = _numbered_layers(model, setting)
     by_weight: dict[nn.Parameter, int] = {}
-    top = len(layers) + 1
+    top = max(layers.values()) + 1
     # all names of a tied weight, of which the lowest place counts
     for name, weight in model.named_parameters(remove_duplicate=False):
         prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
@@ -60,14 +60,16 @@ def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
 
 
 def _numbered_layers(model: nn.Module, setting: str) -> dict[str, int]:
-    """The names of the layers of the model's stack and their depths."""
+    """The places of the weights of each layer of the model's stack, and the depth of the layer."""
     modules = dict(model.named_modules())
     for stack in (STACK, *(f"{STACK}.{name}" for name in NESTED_STACKS)):
         if stack not in modules:
             continue
         numbers = [name for name, _ in modules[stack].named_children() if name.isdigit()]
         if numbers:
-            return {f"{stack}.{number}": depth for depth, number in enumerate(numbers, start=1)}
+            # how a layer reads and writes streams is trained with the layer
+            places = (f"{stack}.", f"{stack}.rule.layers.")
+            return {place + number: depth for place in places for depth, number in enumerate(numbers, start=1)}
     parts = ", ".join(name for name, _ in model.named_children())
     raise UserError(f"{setting} needs one stack of layers, each with its own weights; the model has the parts {parts}")
 

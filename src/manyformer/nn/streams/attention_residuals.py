@@ -65,15 +65,17 @@ class AttentionResiduals(StreamRule[DepthSources]):
 
     The sources are the embedding and the outputs of all branches, or with `block_layers` the embedding, the sum of each
     complete block of so many layers, and the sum of the current one so far. Their keys are normalized, their values are
-    not, and each reader has a query of its own. `branches` is the number of branches of each layer. Such a model does
-    not begin as a plain one: branches read means, not sums. Weights and sums are computed in float32."""
+    not, and each reader but the first branch has a query of its own. `branches` is the number of branches of each
+    layer. Such a model does not begin as a plain one: branches read means, not sums. Weights and sums are computed in
+    float32."""
 
     def __init__(self, dim: int, branches: Sequence[int], *, block_layers: int | None = None) -> None:
         super().__init__()
         self.block_layers = block_layers
-        # a list for each layer, so that a layer's weights have its number in their names
+        # a layer's weights have its number in their names; the first branch has only the embedding to read
         self.layers = nn.ModuleList(
-            nn.ModuleList(SourceQuery(dim) for _ in range(branch_count)) for branch_count in branches
+            nn.ModuleDict({str(branch): SourceQuery(dim) for branch in range(branch_count) if layer > 0 or branch > 0})
+            for layer, branch_count in enumerate(branches)
         )
         self.end = SourceQuery(dim)
 
@@ -81,8 +83,10 @@ class AttentionResiduals(StreamRule[DepthSources]):
         return DepthSources((DepthSource.of(x),))
 
     def read(self, streams: DepthSources, place: BranchPlace) -> tuple[Float[Tensor, "b l d"], DepthSources]:
-        layer: nn.ModuleList = self.layers[place.layer]  # type: ignore[assignment]
-        return _weighted_sum(streams.all(), layer[place.branch]), streams
+        if place.layer == 0 and place.is_first:
+            return streams.complete[0].value, streams
+        layer: nn.ModuleDict = self.layers[place.layer]  # type: ignore[assignment]
+        return _weighted_sum(streams.all(), layer[str(place.branch)]), streams
 
     def write(self, streams: DepthSources, place: BranchPlace, y: Float[Tensor, "b l d"]) -> DepthSources:
         if self.block_layers is None:
