@@ -123,7 +123,7 @@ class HyperConnections(StreamRule[ParallelStreams]):
             weights: ConnectionWeights = layer[place.branch](wide)
             x = (weights.read[..., None, :] @ wide).squeeze(-2).to(h.dtype)
             if weights.mix is not None:
-                h = (weights.mix.mT @ wide).to(h.dtype)
+                h = (weights.mix.mT.contiguous() @ wide).to(h.dtype)
         return x, ParallelStreams(h, weights.write)
 
     def write(self, streams: ParallelStreams, place: BranchPlace, y: Float[Tensor, "b l d"]) -> ParallelStreams:

@@ -27,12 +27,13 @@ def sinkhorn(logits: Float[Tensor, "*b n n"], *, steps: int = SINKHORN_STEPS) ->
     """A softmax of each row whose columns, and `steps` - 1 times rows and columns, are divided by their sums.
 
     Columns then sum to 1 within 1e-6. Rows do as far as the steps went: to within 0.06 for logits of many tens."""
-    weights = logits.softmax(-1) + EPS
-    weights = weights / (weights.sum(-2, keepdim=True) + EPS)
+    # rows and columns first: sums over the few last numbers of a tensor take two and a half times as long on a CPU
+    weights = logits.movedim((-2, -1), (0, 1)).contiguous().softmax(1) + EPS
+    weights = weights / (weights.sum(0, keepdim=True) + EPS)
     for _ in range(steps - 1):
-        weights = weights / (weights.sum(-1, keepdim=True) + EPS)
-        weights = weights / (weights.sum(-2, keepdim=True) + EPS)
-    return weights
+        weights = weights / (weights.sum(1, keepdim=True) + EPS)
+        weights = weights / (weights.sum(0, keepdim=True) + EPS)
+    return weights.movedim((0, 1), (-2, -1))
 
 
 class _ProjectedLogits(nn.Module):
