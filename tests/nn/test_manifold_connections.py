@@ -106,11 +106,12 @@ def test_outputs_and_gradients_are_those_of_the_equations(kind: Any) -> None:
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
 def test_columns_sum_to_one_and_rows_for_moderate_logits_alone(scale: float) -> None:
+    torch.manual_seed(0)
     mix = sinkhorn(torch.randn(200, STREAMS, STREAMS, dtype=torch.double) * scale)
     assert (mix.sum(-2) - 1).abs().max() < 2e-6
     row_error = (mix.sum(-1) - 1).abs().max()
     # what is called doubly stochastic is so as far as 20 steps go
-    assert row_error > 1e-3 if scale == 30.0 else row_error < 1e-3
+    assert 0.01 < row_error < 0.1 if scale == 30.0 else row_error < 1e-3
 
 
 @pytest.mark.parametrize("kind", [ManifoldConnection, UnmixedConnection])
