@@ -14,7 +14,7 @@ from manyformer.nn.attention.attention import MultiHeadLayer
 from manyformer.nn.attention.head_gates import remove_heads
 from manyformer.nn.core import Context, contiguous_positions
 from manyformer.nn.streams import StreamStack
-from manyformer.training.layers import checkpoint_activations, layer_depths
+from manyformer.training.layers import checkpoint_activations, compile_layers, default_compilation, layer_depths
 from manyformer.training.parameter_rules import parameter_rules
 
 SIZES: dict[str, Any] = {"vocab": 11, "dim": 32, "depth": 2, "heads": 2}
@@ -142,6 +142,25 @@ def test_removed_heads_are_heads_whose_gates_are_closed(name: str) -> None:
         attention.out_proj.weight[:, :width] = 0.0
     remove_heads(model, {"body.1.attention": [0]})
     torch.testing.assert_close(model(TOKENS).logits, gated(TOKENS).logits, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_layers_with_weights_of_their_own_are_not_compiled_one_by_one(name: str) -> None:
+    model = build("llama", name)
+    assert default_compilation(model) == "on"
+    assert default_compilation(build("llama", "plain")) == "layers"
+    with pytest.raises(UserError, match="set compile=on"):
+        compile_layers(model)
+
+
+def test_layers_of_a_pattern_may_have_different_branches() -> None:
+    report = mf.check(
+        "compose",
+        keywords={"residual_streams": "mhc", "pattern": "F.-K", "depth": 3},
+        only={"cached", "decode", "gradients"},
+        length=12,
+    )
+    assert report.ok, report.table()
 
 
 def test_sizes_are_those_of_the_keywords() -> None:

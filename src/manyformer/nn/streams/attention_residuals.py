@@ -1,7 +1,7 @@
 """Attention residuals: every branch reads a softmax over the outputs of all branches or blocks of layers before it."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 from jaxtyping import Float
@@ -68,6 +68,8 @@ class AttentionResiduals(StreamRule[DepthSources]):
     not, and each reader but the first branch has a query of its own. `branches` is the number of branches of each
     layer. Such a model does not begin as a plain one: branches read means, not sums. Weights and sums are computed in
     float32."""
+
+    layers_are_alike: ClassVar[bool] = False
 
     def __init__(self, dim: int, branches: Sequence[int], *, block_layers: int | None = None) -> None:
         super().__init__()

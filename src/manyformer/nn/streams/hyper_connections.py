@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import NamedTuple, final
+from typing import ClassVar, NamedTuple, final
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +99,8 @@ class HyperConnections(StreamRule[ParallelStreams]):
     All streams begin as the input. `head` makes one of them in the end; by default it is their mean, where the paper
     has the sum: before a norm they differ by its epsilon alone, and with the mean a model begins as the plain one.
     Weights are computed in float32, streams have the dtype of the input."""
+
+    layers_are_alike: ClassVar[bool] = False
 
     def __init__(
         self, streams: int, branches: Sequence[int], make: Callable[[int], Connection], head: nn.Module | None = None
