@@ -17,6 +17,7 @@ from torch import Tensor
 from manyformer.nn.ops.softmax_attention import masked_softmax
 from manyformer.nn.runtime.device_reads import count_values, is_readable, reads_are_free
 from manyformer.nn.runtime.recompute import recompute_for_gradient
+from manyformer.nn.runtime.torch_internals import narrowed
 
 GATHERED_ELEMENTS = 1 << 22
 """Gathered numbers, or products of an index, that are held at a time."""
@@ -184,8 +185,8 @@ def block_choice_attention(
     causal = torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
     own_y, own_lse = _attend_with_lse(q_blocks, k_blocks, v_blocks, scale, causal)
     shape = (*q.shape[:2], blocks * block)
-    own_y = own_y.view(*shape, -1)[:, :, :length]
-    own_lse = own_lse.view(shape)[:, :, :length]
+    own_y = narrowed(own_y.view(*shape, -1), 2, 0, length)
+    own_lse = narrowed(own_lse.view(shape), 2, 0, length)
     chunks = _chunk_pairs(chosen, blocks, min(block, MAX_CHUNK))
     queries = q.flatten(0, 2)[chunks.queries]
     y, lse = _attend_with_lse(queries, k_blocks[chunks.blocks], v_blocks[chunks.blocks], scale)

@@ -13,7 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.nn.ops.any_length import scan_any_length
 from manyformer.nn.runtime.device_reads import count_values
+from manyformer.nn.runtime.torch_internals import is_of_any_size
 
 NO_SEGMENT = -2
 """The segment id that stands for a stream without any token so far."""
@@ -68,6 +70,8 @@ def decayed_running_max(
         x = torch.where(is_first, x.maximum(decay), x)
         decay = decay.masked_fill(is_first, -torch.inf)
     x = torch.cat([x[..., :1].maximum(initial[..., None] + decay[..., :1]), x[..., 1:]], dim=-1)
+    if is_of_any_size(x.shape[-1]):
+        return scan_any_length(_later_level, (x, decay), (-torch.inf, 0.0), -1)[0]
     # doubling: the maximum over the last 1, 2, 4, ... tokens, and the sum of their decays
     shift = 1
     while shift < x.shape[-1]:
@@ -76,6 +80,11 @@ def decayed_running_max(
         x = reached
         shift = 2 * shift
     return x
+
+
+def _later_level(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The maximum and the decay of two parts of a text: what the later one leaves of the earlier one's is compared."""
+    return later[0].maximum(earlier[0] + later[1]), earlier[1] + later[1]
 
 
 class DocumentGrid(NamedTuple):
@@ -227,7 +236,7 @@ class SegmentRows(NamedTuple):
             used = self.offset + length
         else:
             used = self.grid.present.shape[1]
-        if used <= segment:
+        if not is_of_any_size(used) and used <= segment:
             return self._replace(columns=used)
         return self
 
