@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from manyformer.base.errors import UserError
 from other_tools.comparisons import WrongResult, compare, compare_all
 from other_tools.subject import LENGTH, ROWS, Subject, ToolLimit, ToolMissing, gradients_of, output_of, scalar_of
 
@@ -131,7 +132,13 @@ def onnx(subject: Subject) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         shapes = _dynamic_shapes(subject, model, inputs)
-        torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        try:
+            torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        except RuntimeError as error:
+            # the exporter's own message has no word of ours
+            if isinstance(error.__cause__, UserError):
+                raise error.__cause__ from error
+            raise
         session = onnxruntime.InferenceSession(file)
         others = subject.inputs(model, ROWS + 1, LENGTH + 9, seed=5)
         arrays = [x.numpy() for x in others if isinstance(x, Tensor)]

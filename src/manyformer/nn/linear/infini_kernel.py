@@ -196,22 +196,21 @@ class InfiniKernel(Kernel, PerHeadTensors):
         # a segment that is incomplete, the last of its row, writes nothing
         is_complete = present.unflatten(1, (count, self.segment))[..., -1]  # type: ignore[no-untyped-call]
         key_features = key_features * is_complete[:, None, :, None, None]
-        normalizers = _with_initial(memory.normalizer, key_features.sum(3).cumsum(2) + memory.normalizer[:, :, None])
-        written = key_features.mT @ values
+        # what is before the first segment counts as a segment of its own
+        normalizers = _with_initial(memory.normalizer, key_features.sum(3)).cumsum(2)
+        written = _with_initial(memory.matrix, key_features.mT @ values)
         if self.update == "delta":
             # M + K'(V - D K M), with the divisors D of what the memory returns, is an affine function of M
             total = key_features @ normalizers[:, :, :-1, :, None]
             identity = torch.eye(k.shape[3], dtype=dtype, device=k.device)
             kept = identity - key_features.mT @ (key_features / (total + (total == 0)))
-            first = written[:, :, :1] + kept[:, :, :1] @ memory.matrix[:, :, None]
-            written, _ = scan_any_length(
-                _later_segments, (torch.cat([first, written[:, :, 1:]], 2), kept), (0.0, 0.0), 2
-            )
+            kept = _with_initial(identity.expand(*kept.shape[:2], -1, -1), kept)
+            matrices, _ = scan_any_length(_later_segments, (written, kept), (0.0, 0.0), 2)
         else:
-            written = written.cumsum(2) + memory.matrix[:, :, None]
-        memories = SegmentMemory(_with_initial(memory.matrix, written), normalizers)
-        before = SegmentMemory(*(part[:, :, :-1] for part in memories)).of_heads(q.shape[1] // k.shape[1])
-        return before.read(query_features).flatten(2, 3), SegmentMemory(*(part[:, :, -1] for part in memories))
+            matrices = written.cumsum(2)
+        before = SegmentMemory(matrices[:, :, :-1], normalizers[:, :, :-1]).of_heads(q.shape[1] // k.shape[1])
+        after = SegmentMemory(matrices[:, :, -1], normalizers[:, :, -1])
+        return before.read(query_features).flatten(2, 3), after
 
     def _add_segment(
         self, memory: SegmentMemory, keys: Float[Tensor, "n g p e"], values: Float[Tensor, "n g p f"]
@@ -246,9 +245,9 @@ def _select(condition: Bool[Tensor, " b"], x: Tensor, y: Tensor) -> Tensor:
     return torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y)
 
 
-def _with_initial(initial: Float[Tensor, "n g *e"], after: Float[Tensor, "n g c *e"]) -> Float[Tensor, "n g d *e"]:
-    """What is before the first segment, and what is after each one."""
-    return torch.cat([initial[:, :, None], after], 2)
+def _with_initial(initial: Float[Tensor, "n g *e"], segments: Float[Tensor, "n g c *e"]) -> Float[Tensor, "n g d *e"]:
+    """What is before the first segment, and what each one adds."""
+    return torch.cat([initial[:, :, None], segments], 2)
 
 
 def _later_segments(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.nn.ops.any_length import scan_any_length
 from manyformer.nn.runtime.device_reads import count_values
-from manyformer.nn.runtime.torch_internals import is_of_any_size
+from manyformer.nn.runtime.torch_internals import is_of_any_size, narrowed
 
 NO_SEGMENT = -2
 """The segment id that stands for a stream without any token so far."""
@@ -69,9 +69,12 @@ def decayed_running_max(
         # what is before the first token of a run reaches none of its tokens
         x = torch.where(is_first, x.maximum(decay), x)
         decay = decay.masked_fill(is_first, -torch.inf)
-    x = torch.cat([x[..., :1].maximum(initial[..., None] + decay[..., :1]), x[..., 1:]], dim=-1)
     if is_of_any_size(x.shape[-1]):
-        return scan_any_length(_later_level, (x, decay), (-torch.inf, 0.0), -1)[0]
+        # what is before the first token counts as a token
+        levels = torch.cat([initial[..., None], x], -1)
+        decays = torch.cat([torch.zeros_like(initial[..., None]), decay], -1)
+        return scan_any_length(_later_level, (levels, decays), (-torch.inf, 0.0), -1)[0][..., 1:]
+    x = torch.cat([x[..., :1].maximum(initial[..., None] + decay[..., :1]), x[..., 1:]], dim=-1)
     # doubling: the maximum over the last 1, 2, 4, ... tokens, and the sum of their decays
     shift = 1
     while shift < x.shape[-1]:
@@ -251,7 +254,7 @@ class SegmentRows(NamedTuple):
     def gather(self, y: Float[Tensor, "n h p f"], length: int) -> Float[Tensor, "b h l f"]:
         """The inverse of `scatter` for calls of `length` tokens; zeros for padding."""
         if self.grid is None:
-            return y[:, :, self.offset : self.offset + length]
+            return narrowed(y, 2, self.offset, length)
         return self.grid.gather(y[:, :, : self.grid.present.shape[1]], length)
 
 

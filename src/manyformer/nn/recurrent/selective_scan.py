@@ -64,10 +64,11 @@ def _scan_any_length(
     if starts is not None:
         decay = decay.masked_fill(starts[..., None, None], 0.0)
     written = (steps * x)[..., None] * writes[..., None, :]
-    # the memory before the first token is a part of what that one leaves
-    written = torch.cat([written[:, :1] + decay[:, :1] * memory[:, None], written[:, 1:]], 1)
+    # the memory before the first token counts as what a token has written
+    written = torch.cat([memory[:, None], written], 1)
+    decay = torch.cat([torch.ones_like(memory[:, None]), decay], 1)
     memories, _ = scan_any_length(_later_memory, (written, decay), (0.0, 0.0), 1)
-    return SelectiveScanResult((memories * reads[..., None, :]).sum(-1), memories[:, -1])
+    return SelectiveScanResult((memories[:, 1:] * reads[..., None, :]).sum(-1), memories[:, -1])
 
 
 def _later_memory(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
