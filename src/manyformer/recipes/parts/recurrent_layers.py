@@ -1,14 +1,14 @@
-"""The widths of recurrent layers, and the attention that DeltaNet and its successors share."""
+"""The widths of recurrent layers, and the attention of DeltaNet and its successors, and of Mamba-2."""
 
 from typing import NamedTuple
 
 from manyformer.nn.attention.attention import Attention
-from manyformer.nn.attention.output_stages import GatedNormStage, OutputStage, SharedHeadNorm
+from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm, OutputStage, SharedHeadNorm
 from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
-from manyformer.nn.linear import UnitLengthFeatures
+from manyformer.nn.linear import ScaledFeatures, UnitLengthFeatures
 from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
 from manyformer.nn.linear.linear_kernel import LinearKernel
-from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections
+from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections, StateSpaceRule
 from manyformer.nn.masks import Causal
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.recipes.parts.baselines import check_heads
@@ -43,6 +43,14 @@ class RecurrentSizes(NamedTuple):
         if head_dim is None or value_dim is None:
             check_heads(dim, heads)
         return cls(dim, heads, head_dim or dim // heads, value_dim or dim // heads, key_heads or heads)
+
+    @classmethod
+    def with_narrow_keys(
+        cls, dim: int, heads: int, head_dim: int | None, value_dim: int | None = None
+    ) -> "RecurrentSizes":
+        """Keys of `head_dim` channels, by default half of the width of values, which have dim / heads by default."""
+        sizes = cls.of(dim, heads, head_dim, value_dim)
+        return sizes._replace(head_dim=head_dim or max(1, sizes.value_dim // 2))
 
     @property
     def convolved(self) -> int:
@@ -95,3 +103,30 @@ def gated_delta_attention(
     gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
     stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate)
     return delta_attention(sizes, decay, stage, conv_size=conv_size, max_strength=max_strength)
+
+
+def state_space_attention(
+    sizes: RecurrentSizes, *, conv_size: int = 4, normalized: bool = True, norm_eps: float = 1e-5
+) -> Attention:
+    """Mamba-2's layer: h_t = exp(A dt_t) h_(t-1) + dt_t B_t x_t^T and y_t = C_t h_t + D x_t, gated, then normalized.
+
+    Dao and Gu 2024 (arXiv:2405.21060), section 7. B are keys, C queries, both of `head_dim` channels, x values.
+    `key_heads` groups of heads share them, and a norm; without `normalized` there is the gate alone (Falcon-H1)."""
+    rule = StateSpaceRule(sizes.heads, HeadProjection(sizes.dim, sizes.heads, 1))
+    norm = None
+    if normalized:
+        norm = HeadGroupNorm(sizes.heads, sizes.value_dim, sizes.key_heads, eps=norm_eps)
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    return Attention(
+        sizes.dim,
+        sizes.heads,
+        LinearKernel(ScaledFeatures(), Causal(), rule=rule),
+        # B and C, the keys and queries, are shared by the heads of a group, like keys in grouped attention
+        key_heads=sizes.key_heads,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        # over the channels of C, B and x, which pass the same convolution
+        short_convolution=ShortConvolution(sizes.convolved, conv_size, bias=True),
+        output_stage=GatedNormStage(norm, gate, gate_first=True),
+        bias=False,
+    )
