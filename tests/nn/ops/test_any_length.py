@@ -59,6 +59,11 @@ def test_more_tokens_than_the_steps_reach_are_refused(monkeypatch: pytest.Monkey
 @pytest.mark.usefixtures("without_shape_checks")
 def test_an_exported_selective_scan_is_the_loop_with_gradients() -> None:
     class Scan(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rates = nn.Parameter(-3 * torch.rand(3, 4, dtype=torch.float64))
+            self.memory = nn.Parameter(torch.randn(2, 3, 4, dtype=torch.float64))
+
         def forward(self, x: Tensor, steps: Tensor, writes: Tensor, reads: Tensor, starts: Tensor) -> Tensor:
             y, memory = selective_scan(x, steps, self.rates, writes, reads, self.memory, starts)
             return torch.cat([y, memory.mT], 1)
@@ -70,8 +75,6 @@ def test_an_exported_selective_scan_is_the_loop_with_gradients() -> None:
 
     torch.manual_seed(0)
     scan = Scan()
-    scan.rates = nn.Parameter(-3 * torch.rand(3, 4, dtype=torch.float64))
-    scan.memory = nn.Parameter(torch.randn(2, 3, 4, dtype=torch.float64))
     graph = exported(scan, draw(6), [1] * 5)
     inputs = draw(19)
     x, steps, writes, reads, starts = inputs
@@ -79,7 +82,7 @@ def test_an_exported_selective_scan_is_the_loop_with_gradients() -> None:
     expected_grads = torch.autograd.grad(expected.y.square().sum(), [scan.rates, scan.memory])
     found = graph(*inputs)
     torch.testing.assert_close(found, torch.cat([expected.y, expected.memory.mT], 1))
-    found_grads = torch.autograd.grad(found[:, :19].square().sum(), [graph.rates, graph.memory])
+    found_grads = torch.autograd.grad(found[:, :19].square().sum(), list(graph.parameters()))
     torch.testing.assert_close(found_grads, expected_grads)
 
 

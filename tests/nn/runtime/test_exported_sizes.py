@@ -77,7 +77,7 @@ def test_a_loop_over_tokens_is_refused_where_an_exported_graph_is_for_any_length
         exported(model, tokens_of(model, 2, 12))
 
 
-@pytest.mark.filterwarnings("ignore:TF32 acceleration")
+@pytest.mark.filterwarnings("ignore:TF32 acceleration", "ignore:The tensor attributes:UserWarning")
 def test_an_lstm_of_a_fixed_length_is_exported_for_any_batch() -> None:
     model = build_tiny("lstm-lm", {}, 0).eval()
     graph = torch.export.export(model, tokens_of(model, 2, 6), dynamic_shapes=({0: Dim.DYNAMIC},)).module()
