@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from manyformer.base.errors import UserError
 from other_tools.comparisons import WrongResult, compare, compare_all
 from other_tools.subject import LENGTH, ROWS, Subject, ToolLimit, ToolMissing, gradients_of, output_of, scalar_of
 
@@ -135,10 +134,7 @@ def onnx(subject: Subject) -> str | None:
         try:
             torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, dynamic_shapes=shapes)
         except RuntimeError as error:
-            # the exporter's own message has no word of ours
-            if isinstance(error.__cause__, UserError):
-                raise error.__cause__ from error
-            raise
+            raise _cause_of(error) from error
         session = onnxruntime.InferenceSession(file)
         others = subject.inputs(model, ROWS + 1, LENGTH + 9, seed=5)
         arrays = [x.numpy() for x in others if isinstance(x, Tensor)]
@@ -146,6 +142,16 @@ def onnx(subject: Subject) -> str | None:
         found = torch.from_numpy(session.run(None, dict(zip(names, arrays)))[0])
     compare(found, output_of(model, others), "another shape")
     return None
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """What the exporter of ONNX met first: its own message has no word of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if str(error).startswith("No ONNX function found"):
+        operator = re.search(r"op='(\S+)'", str(error))
+        return ToolLimit(f"the exporter of ONNX has no function for {operator[1] if operator else 'an operator'}")
+    return error
 
 
 def jit_traced(subject: Subject) -> None:
