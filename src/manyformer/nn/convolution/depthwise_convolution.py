@@ -137,7 +137,7 @@ def convolve_rows(x: Float[Tensor, "b l d"], weight: Float[Tensor, "n d"], *, ca
     size = len(weight)
     compute_dtype = torch.promote_types(x.dtype, torch.float32)
     inputs = (part.to(compute_dtype) for part in (x, weight))
-    y: Tensor = _ConvolveShifts.apply(*inputs, 1 - size if causal else -(size // 2))
+    y: Tensor = _ConvolveShifts.call(*inputs, 1 - size if causal else -(size // 2))
     return y.to(x.dtype)
 
 

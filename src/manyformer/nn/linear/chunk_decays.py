@@ -57,7 +57,7 @@ def sum_decays(decay: Float[Tensor, "*b c #r"]) -> ChunkDecays:
 
     Decays below what the type can represent, such as -inf, are total: they count as the weakest whose exponential is
     0, so that no sum of a chunk loses digits to them."""
-    coarse, fine, leaving = _SumDecays.apply(decay)
+    coarse, fine, leaving = _SumDecays.call(decay)
     return ChunkDecays(DecaySums(coarse, fine), leaving)
 
 
@@ -143,7 +143,7 @@ def scale_by_decays(
     Their products then have the factors exp(s_i - s_j) of pairs. `early_readers` have those before the token's own
     decay, exp(s_(i-1)). The decays of a chunk must be weak enough for the inverse to be finite."""
     tensors = *readers, *early_readers, *keys
-    *scaled, end = _ScaleByDecays.apply(decay, len(readers), len(early_readers), *tensors)
+    *scaled, end = _ScaleByDecays.call(decay, len(readers), len(early_readers), *tensors)
     first_key = len(readers) + len(early_readers)
     return DecayScales(scaled[: len(readers)], scaled[len(readers) : first_key], scaled[first_key:], end)
 
@@ -218,7 +218,7 @@ def halved_pairs(
     missing = (1 << (length - 1).bit_length()) - length
     if missing:
         rows, columns, decay = (F.pad(x, (0, 0, 0, missing)) for x in (rows, columns, decay))
-    pairs: Tensor = _HalvedPairs.apply(rows, columns, decay, lag)
+    pairs: Tensor = _HalvedPairs.call(rows, columns, decay, lag)
     if missing:
         return pairs[..., :length, :length]
     return pairs
@@ -425,7 +425,7 @@ def decayed_chunks(
         entering = sums.total().exp()
         entered = [*(x * entering for x in readers), *(x * sums_before.total().exp() for x in early_readers)]
         chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
-        table = None if is_exact else _DecayTable.apply(*sums)
+        table = None if is_exact else _DecayTable.call(*sums)
         chunks = chunks._replace(table=table, pair_decay=decay if is_exact else None)
     if runs is None:
         return chunks

@@ -88,7 +88,7 @@ def chunked(
             run = torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
     memory = zero_memory(c, v) if memory is None else memory
     scalar_decay = None if decay is None else decay[..., 0]
-    y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)
+    y, memory = _ChunkedLinearAttention.call(a, c, v, scalar_decay, run, memory, chunk)
     return RecurrenceResult(y[:, :, :length] if padding else y, memory)
 
 
@@ -98,7 +98,7 @@ def divide_by_normalizer(y: Float[Tensor, "b h l fp1"], floor: float) -> Float[T
     A sum closer to 0 than `floor` is replaced by `floor` with its sign: random features may have sums of any sign, and
     a token that sees no key has the sum 0 and gets zeros.
     """
-    result: Tensor = _DivideByNormalizer.apply(y, floor)
+    result: Tensor = _DivideByNormalizer.call(y, floor)
     return result
 
 

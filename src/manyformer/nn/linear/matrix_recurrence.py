@@ -252,7 +252,7 @@ def compose_corrected_chunks(
     chunks: CorrectedChunks, memory: Float[Tensor, "b h r f"]
 ) -> tuple[Float[Tensor, "b h n c f"], Float[Tensor, "b h r f"]]:
     """The outputs Y of all chunks and the memory after the last one."""
-    y, last = _ComposeCorrectedChunks.apply(memory, *chunks)
+    y, last = _ComposeCorrectedChunks.call(memory, *chunks)
     return y, last
 
 
@@ -362,7 +362,7 @@ def _compose(
     """The memories before each chunk, S_(n+1) = retention_n S_n + additions_n, and the last one."""
     if retention is None:
         retention = additions.new_ones(()).expand(*additions.shape[:3], 1, 1)
-    memories, last = _ComposeChunks.apply(additions, retention, memory)
+    memories, last = _ComposeChunks.call(additions, retention, memory)
     return memories, last
 
 

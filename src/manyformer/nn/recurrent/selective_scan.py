@@ -76,7 +76,7 @@ def selective_scan(
         return selective_scan_reference(x, steps, rates, writes, reads, memory, starts)
     keep_mask = None if starts is None else (~starts).to(x.dtype)
     rows = _row_groups(x, rates, chunk)
-    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, keep_mask, rows, chunk))
+    return SelectiveScanResult(*_SelectiveScan.call(x, steps, writes, reads, rates, memory, keep_mask, rows, chunk))
 
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:

@@ -66,15 +66,15 @@ class HandwrittenGradient(torch.autograd.Function):
             cls.backward = staticmethod(_of_first_order(cls.backward))  # type: ignore[method-assign]
 
     @classmethod
-    def apply(cls, *arguments: Any) -> Any:
-        """The outputs of the operation."""
+    def call(cls, *arguments: Any) -> Any:
+        """The outputs of the operation; not named `apply`, as a compiler takes every such call for torch's own."""
         # `needs_plain_operations` in place: one token asks this in every layer
         if is_within_plain_operations() or is_transformed():
             return cls.plain(*arguments)
         if not torch.is_grad_enabled():
             # for one token, torch's record of the call would take longer than what is computed
             return cls.forward(_NothingSaved(), *arguments)
-        return super().apply(*arguments)  # type: ignore[no-untyped-call]
+        return cls.apply(*arguments)  # type: ignore[no-untyped-call]
 
     @classmethod
     def plain(cls, *arguments: Any) -> Any:

@@ -97,7 +97,7 @@ def distance_vector_attention(
         dtype = v.dtype
         compute_dtype = torch.promote_types(v.dtype, torch.float32)
         inputs = (None if x is None else x.to(compute_dtype) for x in (q, query_bias, k, v, vectors))
-        y: Tensor = ShiftedAttentionFunction.apply(*inputs, back, query_offset, scale, segments)
+        y: Tensor = ShiftedAttentionFunction.call(*inputs, back, query_offset, scale, segments)
         return y.to(dtype)
 
     def block(q: Tensor, biased_q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, begin: int) -> Tensor:
