@@ -162,6 +162,11 @@ class _ConvolveShifts(HandwrittenGradient):
         return dx, dweight, None
 
     @classmethod
+    def in_graph(cls, *arguments: Any) -> Any:
+        # blocks would be unrolled for one length, and a compiler makes one pass of all taps by itself
+        return cls.plain(*arguments)
+
+    @classmethod
     def plain(cls, *arguments: Any) -> Any:
         x, weight, offset = arguments
         length = x.shape[1]

@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from manyformer.base.errors import UserError
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.one_operation import OneOperation
 from manyformer.nn.runtime.torch_internals import fixed_size, is_of_any_size
 
 EXPORTED_LENGTH = 1 << 14
@@ -250,8 +251,20 @@ def _take_halves(rows: Tensor, columns: Tensor, decay: Tensor, size: int, lag: i
     return _Halves(_halves(rows, size)[1], _halves(columns, size)[0], to_rows.exp_(), from_columns.exp_())
 
 
-class _HalvedPairs(HandwrittenGradient):
+class _HalvedPairs(OneOperation):
     """Factors are computed again for the gradient: those of all sizes are larger than what they are made of."""
+
+    @classmethod
+    def loops(cls, *arguments: Any) -> int:
+        # the sizes of halves are numbers, but to trace all of them for any number of chunks takes minutes
+        rows, *_ = arguments
+        chunks: int = rows.shape[-3]
+        return chunks
+
+    @classmethod
+    def empty_results(cls, *arguments: Any) -> list[Tensor]:
+        rows, *_ = arguments
+        return [rows.new_empty(*rows.shape[:-1], rows.shape[-2])]
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, columns: Tensor, decay: Tensor, lag: int) -> Float[Tensor, "*b c c"]:

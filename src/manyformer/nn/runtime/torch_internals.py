@@ -33,6 +33,7 @@ __all__ = [
     "has_autocast",
     "has_flash_attention_on_cpu",
     "has_hooks",
+    "is_compiled_for_any",
     "is_of_any_size",
     "is_plain",
     "is_recorded",
@@ -247,6 +248,18 @@ def fixed_size(size: int) -> int:
 def is_of_any_size(size: Any) -> bool:
     """Whether an exported graph is recorded that knows no number for this size."""
     return torch.compiler.is_exporting() and isinstance(size, torch.SymInt)
+
+
+def is_compiled_for_any(size: int) -> bool:
+    """Whether a graph of `torch.compile` is traced in which this size may be any number, such as a marked length."""
+    if not torch.compiler.is_dynamo_compiling():
+        return False
+    try:
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+    except ImportError:
+        # then sizes are numbers, and a graph is traced for each of them
+        return False
+    return not has_static_value(size)
 
 
 def lacks_numbers(x: Tensor) -> bool:
