@@ -1,4 +1,4 @@
-"""Handwritten gradients in graphs of `torch.compile`: as one operation for any length, and where a graph ends inside."""
+"""Handwritten gradients in compiled graphs: as one operation for any length, and where a graph ends inside."""
 
 import subprocess
 import sys
