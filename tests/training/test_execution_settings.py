@@ -16,7 +16,13 @@ from manyformer.base.errors import UserError
 from manyformer.nn.runtime.devices import MissingOperator, report_missing_operator
 from manyformer.training.build_model import choose_float32_products
 from manyformer.training.events import TrainingEvent, TrainingStarted
-from manyformer.training.layers import LayerChoice, checkpoint_activations, chosen_layers, stack_layers
+from manyformer.training.layers import (
+    LayerChoice,
+    checkpoint_activations,
+    chosen_layers,
+    default_compilation,
+    stack_layers,
+)
 
 
 def five_layers() -> Any:
@@ -48,6 +54,14 @@ def test_layers_that_are_not_there_are_refused() -> None:
     for choice in (6, [2, 6]):
         with pytest.raises(UserError, match="but the model has 5 layers, counted from 1"):
             chosen_layers(five_layers(), choice)
+
+
+def test_layers_are_compiled_one_by_one_by_default_only_where_they_are_called_so() -> None:
+    sizes = {"vocab": 8, "dim": 16, "depth": 2, "heads": 2}
+    assert default_compilation(mf.build("transformer-lm", **sizes)) == "layers"
+    # its stack computes the layers again all together
+    assert default_compilation(mf.build("reformer", **sizes, chunk_length=4)) == "on"
+    assert default_compilation(nn.Sequential(nn.Linear(4, 4))) == "on"
 
 
 COMPILED_LAYERS = """

@@ -118,8 +118,9 @@ class RunConfig(ConfigSection):
     """Use only operations that repeat their results to the last bit (`torch.use_deterministic_algorithms`); one that
     cannot ends the run in a sentence."""
     compile: Literal["auto", "on", "off", "layers"] = "auto"
-    """Compile the model with torch.compile: auto means on CUDA devices alone. `layers` compiles each layer by itself:
-    equal layers are compiled once, so that deep models begin sooner."""
+    """Compile the model with torch.compile. `layers` compiles each layer by itself: equal layers are compiled once, so
+    that deep models begin sooner; `on` compiles the model as a whole. auto means on CUDA devices alone: `layers` where
+    a model has layers that are called one by one, else `on`."""
     activation_checkpointing: Annotated[
         bool | PositiveInt | LayerNumbers, accepted_forms("true, false, K for every K-th layer, or a list of layers")
     ] = False

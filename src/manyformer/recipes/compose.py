@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, Unpack
+from typing import Annotated, Any, Literal, NamedTuple, Unpack
 
 from torch import nn
 
@@ -12,6 +12,7 @@ from manyformer.models.image_classifier import count_patches
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.models.tasks.media_labels import IMAGE_CLASSIFICATION
 from manyformer.nn.attention.attention import Attention
+from manyformer.nn.attention.shared_keys import SharedKeys, SharedKeysAttention, share_keys
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward, GatedFeedForward, SquaredReLU, chunked
 from manyformer.nn.kernels.kernel import Kernel
@@ -50,8 +51,8 @@ from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.nn.token_mixing import FourierMixer, PairTable, TokenMLP
 from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedScores, SynthesizerAttention
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
-from manyformer.recipes.parts.attention_kernels import KERNELS, AttentionSizes, KernelName
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model, makers_of_pattern
+from manyformer.recipes.parts.attention_kernels import KERNELS, WINDOW, AttentionSizes, KernelName
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model
 from manyformer.recipes.parts.keywords import (
     FeedForwardChunk,
     ImageChannels,
@@ -61,7 +62,14 @@ from manyformer.recipes.parts.keywords import (
     PositiveSize,
     ResidualGate,
 )
-from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, gated_delta_attention
+from manyformer.recipes.parts.layer_patterns import EXPERTS, FEED_FORWARD, MixerMaker, layers_of_pattern, parse_pattern
+from manyformer.recipes.parts.mixer_letters import (
+    MIXER_LETTERS,
+    MixerKeywords,
+    MixerSizes,
+    check_mixer_keywords,
+    make_experts,
+)
 from manyformer.recipes.parts.registry import recipe
 from manyformer.recipes.parts.speedrun_parts import LogitCap, SpeedrunParts, add_speedrun_parts
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
@@ -71,8 +79,11 @@ FeedForwardName = Annotated[
 ]
 LayerPattern = Annotated[
     str,
-    "kinds of layers, repeated: K has the kernel, F is softmax over all tokens, N is F without positions, D has the "
-    "gated delta rule without positions",
+    "kinds of layers, repeated: K has the kernel, F is softmax over all tokens, N is F without positions, W is F in a "
+    "window, Y reads the keys of the lowest Y, and the mixers are D (gated delta rule), d (delta rule), A (KDA), P "
+    "(DeltaProduct), X (Gated DeltaNet-2), V (Comba), M (Mamba-2), m (Mamba), R (retention), G (GLA), H (HGRN2), L "
+    "(lightning), S (mLSTM), l (LSTM), C (gated convolution); (MF) are side by side, M. has no feed-forward branch, - "
+    "has nothing else, E has experts alone",
 ]
 NormName = Annotated[Literal["layer", "rms"], "LayerNorm or RMSNorm"]
 
@@ -138,6 +149,20 @@ FEEDFORWARDS: dict[FeedForwardName, Callable[[int, int | None], Layer]] = {
     "geglu": lambda dim, hidden: GatedFeedForward(dim, hidden, activation=nn.GELU()),
 }
 
+SOFTMAX_LETTERS = {
+    "K": "the kernel",
+    "F": "softmax over all tokens",
+    "N": "F without positions",
+    "W": "F in a window",
+    "Y": "the keys of the lowest Y",
+}
+"""The letters of a pattern whose layers depend on the kernel and the positions of `compose`, and their meanings."""
+
+
+class ComposeParts(SpeedrunParts, MixerKeywords, total=False):
+    """The keywords that `compose` shares with `baseline-2026`, and those of the mixers of its pattern."""
+
+
 PositionName = Annotated[str, POSITIONS, "kind of position encoding"]
 
 NORMS: dict[NormName, Callable[[int], nn.Module]] = {"layer": nn.LayerNorm, "rms": RMSNorm}
@@ -173,17 +198,21 @@ def compose(
     gate: ResidualGate = "residual",
     loops: LoopCount = 1,
     pattern: LayerPattern = "K",
+    shared_layers: Annotated[
+        str, "letters of pattern whose layers are one layer, with the same weights in all of its places"
+    ] = "",
     *,
     qk_norm: Annotated[bool, "queries and keys are normalized in each head, before positions"] = False,
     logit_cap: LogitCap = None,
-    **parts: Unpack[SpeedrunParts],
+    **parts: Unpack[ComposeParts],
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
 
     "rope" is rotary (RoFormer's causal form); its scalings extend to `length_scale` times `max_length`, the training
-    length. Gates begin with the bias 2 (Parisotto et al. 2020). A `pattern` such as DDDF or KKKF makes a hybrid of
-    layers; the D of each is the layer of `gated-deltanet`. `parts` are those of `baseline-2026`. Raises UserError for
-    parts that exclude each other."""
+    length. Gates begin with the bias 2 (Parisotto et al. 2020). A `pattern` such as DDDF, M.M.F-, (MF) or WWYY makes a
+    hybrid of layers; each mixer is the layer of its own recipe, of which it has the keywords, and experts are those of
+    `mixtral`. Layers Y have queries alone: keys and values are those of the lowest Y, cached once (Sun et al. 2024,
+    arXiv:2405.05254). `parts` are those of `baseline-2026`. Raises UserError for parts that exclude each other."""
     if gate != "residual" and residual_streams == "reversible":
         raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
     if position in SOFTMAX_KERNELS and kernel != "softmax":
@@ -193,46 +222,42 @@ def compose(
     # one is made to ask it where it acts; it is used where positions are added to the embedding
     first_position = make_position()
     in_attention = bool(first_position.required_seams() - {"embed"})
-    if "N" in pattern and not in_attention and position not in KERNEL_POSITIONS:
+    options = {name: value for name, value in parts.items() if name in MixerKeywords.__annotations__}
+    # the types of two records in one are not told apart
+    speedrun_parts: Any = {name: value for name, value in parts.items() if name not in options}
+    mixer_sizes = MixerSizes(dim, depth, heads, options)
+    meanings = {**SOFTMAX_LETTERS, **{letter: mixer.meaning for letter, mixer in MIXER_LETTERS.items()}}
+    kinds = parse_pattern(pattern, meanings)
+    used = {letter for kind in kinds for letter in kind.mixers + kind.then}
+    if "N" in used and not in_attention and position not in KERNEL_POSITIONS:
         raise UserError(f"pattern ('{pattern}') has N, but position {position} is none of single layers, to leave out")
-    if "K" not in pattern and kernel != "softmax":
+    if "K" not in used and kernel != "softmax":
         raise UserError(f"kernel {kernel} is that of layers K, of which pattern ('{pattern}') has none")
-
-    def make_attention(kernel_name: str) -> Attention:
-        base_kernel = KERNELS[kernel_name](sizes)
-        if position == "rope-dynamic":
-            scaling = DynamicNTKRotaryScaling(length_scale, max_length)
-            base_kernel = DynamicRotaryKernel(base_kernel, sizes.head_dim, scaling)
-        if position in SOFTMAX_KERNELS:
-            base_kernel = SOFTMAX_KERNELS[position](sizes)
-        layer_position = make_position() if in_attention else None
-        if qk_norm:
-            norms = HeadNorm(sizes.head_dim)
-            layer_position = norms if layer_position is None else ComposedPosition(norms, layer_position)
-        return Attention(dim, heads, base_kernel, kv_heads=kv_heads, position=layer_position)
-
-    attention_makers: dict[str, Callable[[], Attention]] = {
-        "K": partial(make_attention, kernel),
-        "F": partial(make_attention, "softmax"),
-        # as in models that leave rotations out in full layers (NoPE)
-        "N": lambda: Attention(
-            dim,
-            heads,
-            KERNELS["softmax"](sizes),
-            kv_heads=kv_heads,
-            position=HeadNorm(sizes.head_dim) if qk_norm else None,
-        ),
-        "D": lambda: gated_delta_attention(RecurrentSizes.of(dim, heads, None)),
+    _check_pattern(pattern, used, position, residual_streams, loops, has_parts=any(speedrun_parts.values()))
+    readers = {letter: mixer.keywords for letter, mixer in MIXER_LETTERS.items()}
+    check_mixer_keywords(options, kinds, {"W": frozenset({"window"}), **readers})
+    _check_shared(shared_layers, pattern, used, residual_streams)
+    softmax = _SoftmaxLayers(sizes, position, make_position if in_attention else None, qk_norm=qk_norm)
+    window_sizes = sizes._replace(window=mixer_sizes.option("window", WINDOW))
+    # one for all layers Y, as the keys that it acts on are theirs together
+    shared_position = softmax.layer_position() if "Y" in used else None
+    mixers: dict[str, MixerMaker] = {
+        "K": lambda number: softmax.attention(KERNELS[kernel](sizes)),
+        "F": lambda number: softmax.attention(KERNELS["softmax"](sizes)),
+        "N": lambda number: softmax.attention_without_positions(),
+        "W": lambda number: softmax.attention(KERNELS["window"](window_sizes)),
+        "Y": lambda number: softmax.shared_keys_attention(shared_position),
     }
-
-    def layer(number: int, make: Callable[[], Attention]) -> dict[str, Layer]:
-        return {"attention": make(), "ff": chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk)}
-
+    mixers |= {letter: MIXER_LETTERS[letter].maker(mixer_sizes) for letter in used & MIXER_LETTERS.keys()}
+    feed_forwards: dict[str, Callable[[], Layer]] = {
+        FEED_FORWARD: lambda: chunked(FEEDFORWARDS[feedforward](dim, ff_dim), ff_chunk),
+        EXPERTS: partial(make_experts, mixer_sizes),
+    }
     added_position = None if in_attention else first_position
     embed = TokenEmbedding(vocab, dim, position=added_position, scale=dim**0.5, dropout=dropout)
     norm = partial(NORMS[norm_kind], dim)
     join = partial(make_join, gate, dim, dropout=dropout)
-    makers = makers_of_pattern(pattern, {kind: partial(layer, make=make) for kind, make in attention_makers.items()})
+    makers = layers_of_pattern(kinds, mixers, feed_forwards, shared_layers)
     model = language_model(
         embed,
         depth,
@@ -246,7 +271,78 @@ def compose(
         logit_cap=logit_cap,
         scaled_init=False,
     )
-    return add_speedrun_parts(model, **parts)
+    lowest = next((number for number in range(depth) if "Y" in kinds[number % len(kinds)].mixers), None)
+    if lowest is not None:
+        keys = SharedKeys(dim, sizes.kv_heads, sizes.head_dim, norm=norm(), position=shared_position)
+        model.body = share_keys(model.body, keys, str(lowest))
+    return add_speedrun_parts(model, **speedrun_parts)
+
+
+def _check_shared(shared_layers: str, pattern: str, used: set[str], streams: str) -> None:
+    """Raise UserError for shared letters that the pattern does not have, and for streams that need single layers."""
+    if missing := sorted(set(shared_layers) - used):
+        raise UserError(f"shared_layers ('{shared_layers}') has {missing[0]}, which pattern ('{pattern}') has not")
+    if shared_layers and streams != "plain":
+        raise UserError(f"shared_layers ('{shared_layers}') need residual_streams=plain, not {streams}")
+
+
+def _check_pattern(pattern: str, used: set[str], position: str, streams: str, loops: int, *, has_parts: bool) -> None:
+    """Raise UserError for letters of a pattern that the other keywords exclude."""
+    if "W" in used and position in SOFTMAX_KERNELS:
+        raise UserError(f"pattern ('{pattern}') has W, a window, but position {position} has a kernel without one")
+    if "Y" not in used:
+        return
+    conflict = f"pattern ('{pattern}') has Y, whose keys are projected once at its lowest place:"
+    if position in KERNEL_POSITIONS:
+        raise UserError(f"{conflict} position {position} is computed by the kernel of each layer")
+    if streams != "plain":
+        raise UserError(f"{conflict} it needs residual_streams=plain, not {streams}")
+    if loops > 1:
+        raise UserError(f"{conflict} loops ({loops}) would project them again")
+    if has_parts:
+        raise UserError(f"{conflict} parts of baseline-2026, such as canon, need layers with keys of their own")
+
+
+class _SoftmaxLayers(NamedTuple):
+    """Makes the attention of layers of the same sizes and positions; `make_position` is None where these are added."""
+
+    sizes: AttentionSizes
+    position: str
+    make_position: Callable[[], Position] | None
+    qk_norm: bool
+
+    def layer_position(self) -> Position | None:
+        """The position of a layer, after the norm of queries and keys."""
+        position = None if self.make_position is None else self.make_position()
+        if not self.qk_norm:
+            return position
+        norms = HeadNorm(self.sizes.head_dim)
+        return norms if position is None else ComposedPosition(norms, position)
+
+    def attention(self, kernel: Kernel) -> Attention:
+        """Attention with a kernel, or with that of the position."""
+        sizes = self.sizes
+        if self.position == "rope-dynamic":
+            scaling = DynamicNTKRotaryScaling(sizes.length_scale, sizes.max_length)
+            kernel = DynamicRotaryKernel(kernel, sizes.head_dim, scaling)
+        if self.position in SOFTMAX_KERNELS:
+            kernel = SOFTMAX_KERNELS[self.position](sizes)
+        return Attention(sizes.dim, sizes.heads, kernel, kv_heads=sizes.kv_heads, position=self.layer_position())
+
+    def attention_without_positions(self) -> Attention:
+        """Attention to all tokens, as in models that leave rotations out in full layers (NoPE)."""
+        sizes = self.sizes
+        norms = HeadNorm(sizes.head_dim) if self.qk_norm else None
+        kernel = KERNELS["softmax"](sizes)
+        return Attention(sizes.dim, sizes.heads, kernel, kv_heads=sizes.kv_heads, position=norms)
+
+    def shared_keys_attention(self, position: Position | None) -> SharedKeysAttention:
+        """Attention to keys that are projected for several layers, with the position that acts on these."""
+        sizes = self.sizes
+        kernel = KERNELS["softmax"](sizes)
+        return SharedKeysAttention(
+            sizes.dim, sizes.heads, kernel, kv_heads=sizes.kv_heads, head_dim=sizes.head_dim, position=position
+        )
 
 
 MixerName = Annotated[

@@ -2,6 +2,7 @@
 
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
+from manyformer.nn.attention.attention import Attention
 from manyformer.nn.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import GatedFeedForward
@@ -45,9 +46,14 @@ def deltanet(
     max_strength = 2.0 if negative_eigenvalues else 1.0
 
     def layer(number: int) -> dict[str, Layer]:
-        # a norm without a gate: its gain serves all heads
-        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim))
-        attention = delta_attention(sizes, None, stage, conv_size=conv_size, max_strength=max_strength)
+        attention = plain_delta_attention(sizes, conv_size=conv_size, max_strength=max_strength)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout)
+
+
+def plain_delta_attention(sizes: RecurrentSizes, *, conv_size: int, max_strength: float) -> Attention:
+    """DeltaNet's layer (section 3): the delta rule without a decay, and a norm of each head's output."""
+    # a norm without a gate: its gain serves all heads
+    stage = GatedNormStage(SharedHeadNorm(sizes.value_dim))
+    return delta_attention(sizes, None, stage, conv_size=conv_size, max_strength=max_strength)

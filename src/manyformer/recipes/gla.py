@@ -43,20 +43,21 @@ def gla(
     """Section 4: decays sigmoid(gate)^(1/16), keys of half the width of values, a norm and a SiLU gate of the output.
 
     `head_dim` is the width of keys, dim / (2 heads) unless given; values have dim / heads."""
-    sizes = RecurrentSizes.of(dim, heads, None)
-    if head_dim is None:
-        key_dim = max(1, sizes.value_dim // 2)
-    else:
-        key_dim = head_dim
+    sizes = RecurrentSizes.with_narrow_keys(dim, heads, head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        # one decay for each channel of a key; of low rank, because a full matrix would cost as much as the keys'
-        rule = DecayRule(SigmoidDecay(key_dim), HeadProjection(dim, heads, key_dim, rank=gate_rank, bias=True))
-        # S_t = diag(a_t) S_(t-1) + k_t^T v_t, read by q_t / sqrt(e)
-        kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
-        gate = HeadProjection(dim, heads, sizes.value_dim)
-        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate)
-        attention = Attention(dim, heads, kernel, head_dim=key_dim, output_stage=stage, bias=False)
+        attention = gated_linear_attention(sizes, gate_rank=gate_rank)
         return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout)
+
+
+def gated_linear_attention(sizes: RecurrentSizes, *, gate_rank: int = 16) -> Attention:
+    """The layer of gated linear attention (section 4), a decay of each channel of a key by a gate of low rank."""
+    dim, heads, key_dim = sizes.dim, sizes.heads, sizes.head_dim
+    # one decay for each channel of a key; of low rank, because a full matrix would cost as much as the keys'
+    rule = DecayRule(SigmoidDecay(key_dim), HeadProjection(dim, heads, key_dim, rank=gate_rank, bias=True))
+    # S_t = diag(a_t) S_(t-1) + k_t^T v_t, read by q_t / sqrt(e)
+    kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
+    stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), HeadProjection(dim, heads, sizes.value_dim))
+    return Attention(dim, heads, kernel, head_dim=key_dim, value_dim=sizes.value_dim, output_stage=stage, bias=False)

@@ -46,18 +46,22 @@ def hgrn2(
     bounds = DecayBounds(depth, heads, sizes.head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        features = ScaledFeatures(sizes.head_dim**-0.5, F.silu)
-        rule = TiedDecayRule(bounds, number)
-        attention = Attention(
-            dim,
-            heads,
-            # keys are 1 minus the decays, which the rule ties: what is forgotten makes room for what is written
-            LinearKernel(features, Causal(), key_features=ScaledFeatures(), rule=rule),
-            head_dim=sizes.head_dim,
-            value_dim=sizes.value_dim,
-            output_stage=GatedNormStage(HeadGroupNorm(heads, sizes.value_dim, 1)),
-            bias=False,
-        )
-        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+        return {"attention": tied_decay_attention(sizes, bounds, number), "ff": GatedFeedForward(dim, ff_dim)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout)
+
+
+def tied_decay_attention(sizes: RecurrentSizes, bounds: DecayBounds, number: int) -> Attention:
+    """HGRN2's layer (section 3) of a number, counted from 0, by which `bounds` has a lower bound of its decays."""
+    features = ScaledFeatures(sizes.head_dim**-0.5, F.silu)
+    rule = TiedDecayRule(bounds, number)
+    return Attention(
+        sizes.dim,
+        sizes.heads,
+        # keys are 1 minus the decays, which the rule ties: what is forgotten makes room for what is written
+        LinearKernel(features, Causal(), key_features=ScaledFeatures(), rule=rule),
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        output_stage=GatedNormStage(HeadGroupNorm(sizes.heads, sizes.value_dim, 1)),
+        bias=False,
+    )

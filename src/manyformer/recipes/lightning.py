@@ -47,18 +47,28 @@ def lightning(
     sizes = RecurrentSizes.of(dim, heads, head_dim, head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        # ALiBi's slopes as decays
-        slopes = [2.0 ** (-8.0 / heads * head) for head in range(1, heads + 1)]
-        # the released code's small numbers keep the top layer from a decay of exactly 1
-        decay = FixedDecay([-slope * (1 - number / (depth - 1 + 1e-5) + 1e-5) for slope in slopes])
-        features = ScaledFeatures(activation=F.silu)
-        kernel = LinearKernel(features, Causal(), rule=DecayRule(decay, value_activation=F.silu))
-        gate = HeadProjection(dim, heads, sizes.value_dim)
-        # one group: the norm compares heads, of which those with slow decays sum over more tokens
-        stage = GatedNormStage(HeadGroupNorm(heads, sizes.value_dim, 1, eps=1e-6), gate, torch.sigmoid)
-        attention = Attention(
-            dim, heads, kernel, output_stage=stage, bias=False, head_dim=sizes.head_dim, value_dim=sizes.value_dim
-        )
-        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+        return {"attention": lightning_attention(sizes, number, depth), "ff": GatedFeedForward(dim, ff_dim)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout)
+
+
+def lightning_attention(sizes: RecurrentSizes, number: int, depth: int) -> Attention:
+    """The layer of lightning attention of a number, counted from 0, of `depth` layers, by which its decays go."""
+    heads = sizes.heads
+    # ALiBi's slopes as decays
+    slopes = [2.0 ** (-8.0 / heads * head) for head in range(1, heads + 1)]
+    # the released code's small numbers keep the top layer from a decay of exactly 1
+    decay = FixedDecay([-slope * (1 - number / (depth - 1 + 1e-5) + 1e-5) for slope in slopes])
+    kernel = LinearKernel(ScaledFeatures(activation=F.silu), Causal(), rule=DecayRule(decay, value_activation=F.silu))
+    gate = HeadProjection(sizes.dim, heads, sizes.value_dim)
+    # one group: the norm compares heads, of which those with slow decays sum over more tokens
+    stage = GatedNormStage(HeadGroupNorm(heads, sizes.value_dim, 1, eps=1e-6), gate, torch.sigmoid)
+    return Attention(
+        sizes.dim,
+        heads,
+        kernel,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        output_stage=stage,
+        bias=False,
+    )

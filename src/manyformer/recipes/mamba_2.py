@@ -5,18 +5,10 @@ from typing import Annotated
 from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
-from manyformer.nn.attention.attention import Attention
-from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm
-from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.core import Layer
-from manyformer.nn.linear import ScaledFeatures
-from manyformer.nn.linear.linear_kernel import LinearKernel
-from manyformer.nn.linear.recurrent_rules import StateSpaceRule
-from manyformer.nn.masks import Causal
-from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.recipes.parts.baselines import rms_decoder
 from manyformer.recipes.parts.keywords import PositiveSize, ShortConvolutionSize
-from manyformer.recipes.parts.recurrent_layers import SIGNED_SUMS
+from manyformer.recipes.parts.recurrent_layers import SIGNED_SUMS, RecurrentSizes, state_space_attention
 from manyformer.recipes.parts.registry import recipe
 
 
@@ -49,26 +41,9 @@ def mamba_2(
     inner = expansion * dim
     if inner % heads or heads % groups:
         raise UserError(f"heads ({heads}) must divide expansion * dim ({inner}) and be a multiple of groups ({groups})")
-    value_dim = inner // heads
+    sizes = RecurrentSizes(dim, heads, state_dim, inner // heads, groups)
 
     def layer(number: int) -> dict[str, Layer]:
-        # h_t = exp(A dt_t) h_(t-1) + dt_t B_t x_t^T and y_t = C_t h_t + D x_t: B are keys, C queries, x values
-        rule = StateSpaceRule(heads, HeadProjection(dim, heads, 1))
-        norm = HeadGroupNorm(heads, value_dim, groups)
-        gate = HeadProjection(dim, heads, value_dim)
-        attention = Attention(
-            dim,
-            heads,
-            LinearKernel(ScaledFeatures(), Causal(), rule=rule),
-            # B and C, the keys and queries, are shared by the heads of a group, like keys in grouped attention
-            key_heads=groups,
-            head_dim=state_dim,
-            value_dim=value_dim,
-            # over the channels of C, B and x, which pass the same convolution
-            short_convolution=ShortConvolution(2 * groups * state_dim + inner, conv_size, bias=True),
-            output_stage=GatedNormStage(norm, gate, gate_first=True),
-            bias=False,
-        )
-        return {"attention": attention}
+        return {"attention": state_space_attention(sizes, conv_size=conv_size)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout)

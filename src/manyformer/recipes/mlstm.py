@@ -52,22 +52,23 @@ def mlstm(
 
     `head_dim` is the width of keys, dim / (2 heads) unless given; values have dim / heads. Matrices of the gates begin
     like all others instead of at 0. The sLSTM, whose gates read its last output, is not built."""
-    sizes = RecurrentSizes.of(dim, heads, None)
-    if head_dim is None:
-        key_dim = max(1, sizes.value_dim // 2)
-    else:
-        key_dim = head_dim
+    sizes = RecurrentSizes.with_narrow_keys(dim, heads, head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        # one number for each head and token, as both gates scale the whole matrix of a head's memory
-        gates = GateProjections(input=HeadProjection(dim, heads, 1), forget=HeadProjection(dim, heads, 1))
-        # C_t = f_t C_(t-1) + i_t v_t k_t^T with exponential input gates i_t; a sum of keys divides what is read
-        rule = MatrixLSTMRule(heads, gates, gate_cap=gate_cap)
-        kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
-        # a group for each head, whose memory has a scale of its own
-        norm = HeadGroupNorm(heads, sizes.value_dim, heads, centred=True, eps=NORM_EPS)
-        stage = GatedNormStage(norm, HeadProjection(dim, heads, sizes.value_dim), torch.sigmoid)
-        attention = Attention(dim, heads, kernel, head_dim=key_dim, output_stage=stage, bias=False)
-        return {"attention": attention, "ff": GatedFeedForward(dim, ff_dim)}
+        return {"attention": matrix_lstm_attention(sizes, gate_cap=gate_cap), "ff": GatedFeedForward(dim, ff_dim)}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout, logit_cap=logit_cap)
+
+
+def matrix_lstm_attention(sizes: RecurrentSizes, *, gate_cap: float | None = 15.0) -> Attention:
+    """xLSTM's layer with a matrix memory (section 2.3); gates z become cap tanh(z / cap)."""
+    dim, heads, key_dim = sizes.dim, sizes.heads, sizes.head_dim
+    # one number for each head and token, as both gates scale the whole matrix of a head's memory
+    gates = GateProjections(input=HeadProjection(dim, heads, 1), forget=HeadProjection(dim, heads, 1))
+    # C_t = f_t C_(t-1) + i_t v_t k_t^T with exponential input gates i_t; a sum of keys divides what is read
+    rule = MatrixLSTMRule(heads, gates, gate_cap=gate_cap)
+    kernel = LinearKernel(ScaledFeatures(key_dim**-0.5), Causal(), key_features=ScaledFeatures(), rule=rule)
+    # a group for each head, whose memory has a scale of its own
+    norm = HeadGroupNorm(heads, sizes.value_dim, heads, centred=True, eps=NORM_EPS)
+    stage = GatedNormStage(norm, HeadProjection(dim, heads, sizes.value_dim), torch.sigmoid)
+    return Attention(dim, heads, kernel, head_dim=key_dim, value_dim=sizes.value_dim, output_stage=stage, bias=False)

@@ -1,5 +1,6 @@
 """Qwen3-Next: three layers of the gated delta rule to one of gated softmax attention, and experts."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
@@ -17,7 +18,7 @@ from manyformer.nn.masks import Causal
 from manyformer.nn.positions import ComposedPosition, HeadNorm, RotaryPosition
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
-from manyformer.recipes.parts.baselines import head_width, makers_of_pattern, rms_decoder
+from manyformer.recipes.parts.baselines import LayerMaker, head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
     BalanceWeight,
     ExpertCount,
@@ -97,9 +98,49 @@ def qwen3_next(
     outputs, channel by channel, with a sigmoid. Gains of norms are stored as differences from 1 there, so that weight
     decay draws them to 1; ours are not decayed. The prediction of tokens further ahead is not part of the recipe.
     Raises UserError for a pattern with other letters, and for heads and experts that do not fit."""
-    if delta_heads % delta_key_heads:
-        raise UserError(f"delta_heads ({delta_heads}) must be a multiple of delta_key_heads ({delta_key_heads})")
-    width = head_width(dim, heads, head_dim)
+    mixers = gated_hybrid_mixers(
+        RecurrentSizes(dim, delta_heads, delta_head_dim, delta_value_dim, delta_key_heads),
+        heads,
+        kv_heads,
+        head_width(dim, heads, head_dim),
+        rotated_dim,
+        conv_size=conv_size,
+        rope_base=rope_base,
+        norm_eps=norm_eps,
+    )
+    losses: list[LoadBalanceLoss] = []
+    if balance_weight:
+        losses.append(LoadBalanceLoss(balance_weight))
+
+    def layer(number: int, letter: str) -> dict[str, Layer]:
+        attention = mixers[letter]()
+        router = SoftmaxRouter(dim, num_experts, experts_per_token, weighting=expert_weighting)
+        # every token visits it, times a sigmoid of the token
+        shared = ScalarGate(GatedFeedForward(dim, shared_expert_dim), dim)
+        experts = MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
+        return {"attention": attention, "ff": experts}
+
+    makers: dict[str, LayerMaker] = {letter: partial(layer, letter=letter) for letter in mixers}
+    layers = makers_of_pattern(pattern, makers)
+    return rms_decoder(vocab, dim, depth, layers, dropout=dropout, norm_eps=norm_eps, tied=tied)
+
+
+def gated_hybrid_mixers(
+    sizes: RecurrentSizes,
+    heads: int,
+    kv_heads: int | None,
+    width: int,
+    rotated_dim: int | None,
+    *,
+    conv_size: int,
+    rope_base: float,
+    norm_eps: float,
+) -> dict[str, Callable[[], Attention]]:
+    """The makers of the gated delta rule (L), of `sizes`, and of gated full attention (F), whose heads have `width`.
+
+    Raises UserError for heads that do not fit, and for a `rotated_dim` that a head does not have."""
+    if sizes.heads % sizes.key_heads:
+        raise UserError(f"delta_heads ({sizes.heads}) must be a multiple of delta_key_heads ({sizes.key_heads})")
     if rotated_dim is None:
         rotated = max(2, width // 8 * 2)
     else:
@@ -107,15 +148,10 @@ def qwen3_next(
     if rotated % 2 or rotated > width:
         raise UserError(f"rotated_dim ({rotated}) must be even and at most the width of a head ({width})")
     rotary = RotaryPosition(width, rotated=rotated, pairs="halves", base=rope_base)
-    # value heads share the keys of a group, as in grouped attention
-    delta_sizes = RecurrentSizes(dim, delta_heads, delta_head_dim, delta_value_dim, delta_key_heads)
-    losses: list[LoadBalanceLoss] = []
-    if balance_weight:
-        losses.append(LoadBalanceLoss(balance_weight))
 
     def full_attention() -> Attention:
         return Attention(
-            dim,
+            sizes.dim,
             heads,
             SoftmaxKernel(Causal()),
             kv_heads=kv_heads,
@@ -124,18 +160,10 @@ def qwen3_next(
             # first the norm of each head's query and key, then the rotation, which keeps their length
             position=ComposedPosition(HeadNorm(width, eps=norm_eps), rotary),
             # a gate lets a head write nothing, so that no token has to serve as a sink of attention
-            output_stage=GatedNormStage(gate=HeadProjection(dim, heads, width), activation=torch.sigmoid),
+            output_stage=GatedNormStage(gate=HeadProjection(sizes.dim, heads, width), activation=torch.sigmoid),
             bias=False,
         )
 
-    def layer(number: int, *, is_full: bool) -> dict[str, Layer]:
-        delta = partial(gated_delta_attention, delta_sizes, conv_size=conv_size, norm_eps=norm_eps)
-        router = SoftmaxRouter(dim, num_experts, experts_per_token, weighting=expert_weighting)
-        # every token visits it, times a sigmoid of the token
-        shared = ScalarGate(GatedFeedForward(dim, shared_expert_dim), dim)
-        experts = MixtureOfExperts(router, GatedExperts(num_experts, dim, expert_dim), shared=shared, losses=losses)
-        return {"attention": full_attention() if is_full else delta(), "ff": experts}
-
-    makers = {"L": partial(layer, is_full=False), "F": partial(layer, is_full=True)}
-    layers = makers_of_pattern(pattern, makers)
-    return rms_decoder(vocab, dim, depth, layers, dropout=dropout, norm_eps=norm_eps, tied=tied)
+    # value heads share the keys of a group, as in grouped attention
+    delta = partial(gated_delta_attention, sizes, conv_size=conv_size, norm_eps=norm_eps)
+    return {"L": delta, "F": full_attention}

@@ -45,20 +45,33 @@ def retnet(
     `ff_dim` is 2 dim unless given. Angles are those of rotary positions, and norms before branches RMSNorm; the
     released code also divides decays and scores by sums that its norm of each head cancels."""
     sizes = RecurrentSizes.of(dim, heads, None)
-    # S_n = gamma S_(n-1) + k_n^T v_n with twice as many columns as rows (section 2.1)
-    value_dim = 2 * sizes.value_dim
     position = RotaryPosition(sizes.head_dim)
 
     def layer(number: int) -> dict[str, Layer]:
-        # the logarithm of 1 - 2^(-5 - n); log1p keeps its digits, of which 1 - 2^-12 has few left in float32
-        decay = FixedDecay([math.log1p(-(2.0 ** (-5.0 - head))) for head in range(heads)])
-        key_features = ScaledFeatures(sizes.head_dim**-0.5)
-        kernel = LinearKernel(ScaledFeatures(), Causal(), key_features=key_features, rule=DecayRule(decay))
-        # a norm without gains makes every head's output independent of its scale
-        stage = GatedNormStage(SharedHeadNorm(value_dim, learned=False), HeadProjection(dim, heads, value_dim))
-        attention = Attention(
-            dim, heads, kernel, value_dim=value_dim, position=position, output_stage=stage, bias=False
-        )
-        return {"attention": attention, "ff": FeedForward(dim, ff_dim or 2 * dim, activation=nn.GELU())}
+        ff = FeedForward(dim, ff_dim or 2 * dim, activation=nn.GELU())
+        return {"attention": retention(sizes, position), "ff": ff}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout)
+
+
+def retention(sizes: RecurrentSizes, position: RotaryPosition) -> Attention:
+    """RetNet's layer (section 2): values have twice the width in `sizes`."""
+    # S_n = gamma S_(n-1) + k_n^T v_n with twice as many columns as rows (section 2.1)
+    value_dim = 2 * sizes.value_dim
+    # the logarithm of 1 - 2^(-5 - n); log1p keeps its digits, of which 1 - 2^-12 has few left in float32
+    decay = FixedDecay([math.log1p(-(2.0 ** (-5.0 - head))) for head in range(sizes.heads)])
+    key_features = ScaledFeatures(sizes.head_dim**-0.5)
+    kernel = LinearKernel(ScaledFeatures(), Causal(), key_features=key_features, rule=DecayRule(decay))
+    # a norm without gains makes every head's output independent of its scale
+    gate = HeadProjection(sizes.dim, sizes.heads, value_dim)
+    stage = GatedNormStage(SharedHeadNorm(value_dim, learned=False), gate)
+    return Attention(
+        sizes.dim,
+        sizes.heads,
+        kernel,
+        head_dim=sizes.head_dim,
+        value_dim=value_dim,
+        position=position,
+        output_stage=stage,
+        bias=False,
+    )

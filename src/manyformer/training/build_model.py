@@ -26,7 +26,7 @@ from manyformer.recipes import build, get_recipe
 from manyformer.recipes.parts.registry import build_on_meta
 from manyformer.training.checkpoints import CheckpointStore
 from manyformer.training.engine import TrainingEngine
-from manyformer.training.layers import checkpoint_activations, compile_layers, layer_depths
+from manyformer.training.layers import checkpoint_activations, compile_layers, default_compilation, layer_depths
 from manyformer.training.process_group import DDPStrategy, ParallelStrategy, ProcessGroup
 from manyformer.training.width_transfer import rate_scales, scale_first_weights
 
@@ -209,12 +209,15 @@ def prepare_model(run: RunConfig, model: Model, device: torch.device) -> torch.d
         checkpoint_activations(model, run.activation_checkpointing)
     model.to(device)
     # on a CPU, compiling takes half a minute and saves a hundredth of each step
-    if run.compile in ("on", "layers") or (run.compile == "auto" and kind.compiles_by_default):
+    choice = run.compile
+    if choice == "auto":
+        choice = default_compilation(model) if kind.compiles_by_default else "off"
+    if choice != "off":
         compile_backward_as_eager()
-        if run.compile == "layers":
-            compile_layers(model)
-        else:
-            model.compile()
+    if choice == "layers":
+        compile_layers(model)
+    elif choice == "on":
+        model.compile()
     return autocast
 
 

@@ -4,7 +4,7 @@ Freezing and layer-wise learning rates go by the depth, in a model of one stack.
 store their input alone and recomputes the rest in the backward pass."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -108,6 +108,16 @@ def chosen_layers(model: nn.Module, choice: LayerChoice) -> list[Layer]:
         text = json_text(choice)
         raise UserError(f"activation_checkpointing is {text}, but the model has {len(layers)} layers, counted from 1")
     return [layers[number - 1] for number in numbers]
+
+
+def default_compilation(model: nn.Module) -> Literal["layers", "on"]:
+    """What is compiled by default: each layer by itself where layers are called one by one, else the model as a whole.
+
+    Equal layers are compiled once, so that the time before the first step does not grow with the depth."""
+    layers = [module for module in model.modules() if isinstance(module, Layer)]
+    if any(layer.recomputes for layer in layers) or not any(stack_layers(model)):
+        return "on"
+    return "layers"
 
 
 def compile_layers(model: nn.Module) -> None:

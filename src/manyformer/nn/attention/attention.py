@@ -349,6 +349,8 @@ class Attention(MultiHeadLayer, FusedRows):
     def select_heads(self, heads: tuple[int, ...]) -> HeadSelection:
         if self.output_stage is not None and self.output_stage.couples_heads:
             raise ValueError("the norm of the outputs is one of several heads together: none of them can be removed")
+        if self.position.couples_heads:
+            raise ValueError("queries and keys are normalized over all heads together: none of them can be removed")
         if self.kernel.couples_heads:
             raise ValueError(f"{type(self.kernel).__name__} computes heads from one another: none can be removed")
         if any(stage.couples_layers for stage in self.value_stages or ()):

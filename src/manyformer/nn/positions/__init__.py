@@ -8,7 +8,7 @@ from manyformer.nn.positions.absolute import (
     SinusoidalPosition,
     SummedGridPosition,
 )
-from manyformer.nn.positions.content_positions import ContextualPosition, HeadNorm, ScoreCap
+from manyformer.nn.positions.content_positions import AllHeadsNorm, ContextualPosition, HeadNorm, ScoreCap
 from manyformer.nn.positions.distance_bias import (
     AlibiPosition,
     DistanceAwarePosition,
@@ -49,6 +49,7 @@ from manyformer.nn.positions.transformer_xl import TransformerXLBiases, Transfor
 __all__ = [
     "AbsolutePosition",
     "AlibiPosition",
+    "AllHeadsNorm",
     "ComposedPosition",
     "ConcatenatedGridPosition",
     "ContextualPosition",

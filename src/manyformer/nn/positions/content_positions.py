@@ -41,6 +41,32 @@ class HeadNorm(Position):
         return x * self.scale
 
 
+@final
+class AllHeadsNorm(Position):
+    """Divides queries and keys by their root mean square over all heads together, with a gain for each channel.
+
+    OLMo 2 (2024, arXiv:2501.00656, section 3.2), before rotary positions. `query_heads` and `key_heads` have `width`
+    channels each."""
+
+    couples_heads = True
+
+    def __init__(self, query_heads: int, key_heads: int, width: int, *, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.query_norm = RMSNorm(query_heads * width, eps)
+        self.key_norm = RMSNorm(key_heads * width, eps)
+
+    def query(self, q: Float[Tensor, "b h l e"], positions: TokenPositions) -> Float[Tensor, "b h l e"]:
+        return _normalized_together(q, self.query_norm)
+
+    def key(self, k: Float[Tensor, "b g l e"], positions: TokenPositions) -> Float[Tensor, "b g l e"]:
+        return _normalized_together(k, self.key_norm)
+
+
+def _normalized_together(x: Tensor, norm: RMSNorm) -> Tensor:
+    by_token = x.transpose(1, 2)
+    return _normalized(by_token.flatten(2), norm).view(by_token.shape).transpose(1, 2)
+
+
 def _normalized(x: Tensor, norm: RMSNorm) -> Tensor:
     # under autocast the projections are narrower than the gain
     wide = x.to(weight_dtype(norm)) if norm.elementwise_affine else x

@@ -102,6 +102,8 @@ class Position(nn.Module, UndecayedParameters):
     """Whether `score` depends on the positive part of the scores alone."""
     needs_every_key: bool = False
     """Whether `score` compares a query with every earlier key of its document, so that a mask may hide none."""
+    couples_heads: bool = False
+    """Whether the queries of one head depend on those of others, so that no head can be removed."""
 
     @property
     def query_vector(self) -> Float[Tensor, "h e"] | None:
@@ -176,6 +178,7 @@ class ComposedPosition(Position):
         # the class overrides all of them, but a seam that no part changes need not be called
         self.overridden = frozenset().union(*(part.overridden for part in parts))
         self.needs_every_key = any(part.needs_every_key for part in parts)
+        self.couples_heads = any(part.couples_heads for part in parts)
         self.max_length = min((part.max_length for part in parts if part.max_length is not None), default=None)
 
     def embed(self, x: Float[Tensor, "b l d"], positions: TokenPositions) -> Float[Tensor, "b l d"]:

@@ -81,9 +81,10 @@ def stack(
     The layers are applied `loops` times, with the same weights (Bae et al. 2024, arXiv:2410.20672, section 2.2: CYCLE).
 
     A mapping becomes a chain of residual branches with norms and dropout, except parts that are residual branches
-    already; a layer is taken as it is. With "reversible" streams, branches are added alternately to two streams, and no
-    activations are stored (see `ReversibleStack`). `std` initializes the matrices with `scale_residual_init`. `join`
-    makes the join of each branch, None for the sum after `dropout`. Raises UserError for reversible loops."""
+    already; a layer is taken as it is. What a maker returns again is the same layer in another place. With "reversible"
+    streams, branches are added alternately to two streams, and no activations are stored (see `ReversibleStack`). `std`
+    initializes the matrices with `scale_residual_init`. `join` makes the join of each branch, None for the sum after
+    `dropout`. Raises UserError for reversible loops."""
     if loops > 1 and streams == "reversible":
         raise UserError(f"loops ({loops}) need residual_streams=plain: a reversible layer is applied once")
 
@@ -99,7 +100,14 @@ def stack(
         )
 
     makers = [layer] if callable(layer) else layer
-    made = [complete(makers[number % len(makers)](number)) for number in range(depth)]
+    made: list[Layer] = []
+    # kept with their parts, whose identity is theirs alone as long as they exist
+    completed: dict[int, tuple[Mapping[str, Layer] | Layer, Layer]] = {}
+    for number in range(depth):
+        parts = makers[number % len(makers)](number)
+        if id(parts) not in completed:
+            completed[id(parts)] = parts, complete(parts)
+        made.append(completed[id(parts)][1])
     # the same modules under the numbers of all places, registered under the first
     layers = {str(number): part for number, part in enumerate(made * loops)}
     if streams == "reversible":

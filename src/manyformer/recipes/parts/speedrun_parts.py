@@ -54,9 +54,9 @@ COMPUTED_PARTS = frozenset(SpeedrunParts.__annotations__) - {"zero_outputs"}
 
 
 class _Branches(NamedTuple):
-    """The residual branches of one layer, those with attention and those without."""
+    """The residual branches of one layer, those that mix tokens and those that do not."""
 
-    attention: list[Residual]
+    mixers: list[Residual]
     feed_forward: list[Residual]
 
 
@@ -92,11 +92,9 @@ def add_speedrun_parts(
         _check_letters(canon)
         for number, layer in enumerate(layers):
             branches = _branches_of(layer)
-            for branch in branches.attention:
+            for branch in branches.mixers:
                 has_table = value_embeddings and (len(layers) - 1 - number) % 2 == 0
-                attention = branch.inner
-                assert isinstance(attention, Attention)
-                _change_values(attention, model.vocab, dim, has_table=has_table, mixes=value_residual, number=number)
+                _change_values(branch.inner, model.vocab, dim, has_table=has_table, mixes=value_residual, number=number)
             _add_convolutions(branches, dim, canon)
         if embedding_skip or value_residual or smear or backout or unet_skips:
             rule = DepthSkips(len(layers), from_embedding=embedding_skip, across=unet_skips, backout=backout)
@@ -122,7 +120,9 @@ def _check_stack(body: Layer, settings: str) -> list[Chain]:
     if isinstance(body, Chain):
         parts = [layer for name, layer in body.named_children() if name.isdigit()]
         if body.places is not None:
-            raise UserError(f"{settings}: layers that are applied several times (loops) cannot have these parts")
+            raise UserError(
+                f"{settings}: layers that are applied several times (loops, shared_layers) cannot have them"
+            )
     if not parts:
         raise UserError(
             f"{settings} needs residual_streams=plain: layers of one stream that are applied one after another"
@@ -140,41 +140,47 @@ def _check_stack(body: Layer, settings: str) -> list[Chain]:
 
 
 def _branches_of(layer: Chain) -> _Branches:
-    attention: list[Residual] = []
+    mixers: list[Residual] = []
     feed_forward: list[Residual] = []
-    for branch in layer.in_order():
+    for name, branch in _named_layers(layer):
         assert isinstance(branch, Residual)
-        (attention if isinstance(branch.inner, Attention) else feed_forward).append(branch)
-    return _Branches(attention, feed_forward)
+        (feed_forward if name == "ff" else mixers).append(branch)
+    return _Branches(mixers, feed_forward)
 
 
-def _change_values(attention: Attention, vocab: int, dim: int, *, has_table: bool, mixes: bool, number: int) -> None:
+def _change_values(mixer: Layer, vocab: int, dim: int, *, has_table: bool, mixes: bool, number: int) -> None:
     """Give a layer its stages of values: the mixture with those of the first layer, then the vectors of tokens."""
-    kv_heads, _, value_dim = attention.kv_shape
+    if not (has_table or mixes):
+        return
+    if not isinstance(mixer, Attention):
+        raise UserError(
+            f"value_embeddings and value_residual change projected values: a {type(mixer).__name__} has none"
+        )
+    kv_heads, _, value_dim = mixer.kv_shape
     stages: list[ValueResidual | ValueEmbedding] = []
     if mixes:
         stages.append(ValueResidual(is_first=number == 0))
     if has_table:
         stages.append(ValueEmbedding(vocab, dim, kv_heads, value_dim))
-    if stages:
-        try:
-            attention.set_value_stages(stages)
-        except ValueError as error:
-            raise UserError(f"value_embeddings and value_residual change projected values: {error}") from None
+    try:
+        mixer.set_value_stages(stages)
+    except ValueError as error:
+        raise UserError(f"value_embeddings and value_residual change projected values: {error}") from None
 
 
 def _add_convolutions(branches: _Branches, dim: int, canon: str) -> None:
     """Put short convolutions into the branches of a layer, at the places that `canon` names."""
-    for branch in branches.attention:
-        attention = branch.inner
-        assert isinstance(attention, Attention)
+    for branch in branches.mixers:
+        mixer = branch.inner
         if "B" in canon:
+            if not isinstance(mixer, Attention):
+                raise UserError(f"canon B convolves queries, keys and values, and a {type(mixer).__name__} has none")
             try:
-                attention.set_convolution(4)
+                mixer.set_convolution(4)
             except ValueError as error:
                 raise UserError(f"canon B convolves queries, keys and values: {error}") from None
         if "A" in canon:
-            branch.inner = ConvolvedInput(attention, dim)
+            branch.inner = ConvolvedInput(mixer, dim)
     for branch in branches.feed_forward:
         if "D" in canon:
             if not isinstance(branch.inner, FeedForward | GatedFeedForward):
