@@ -108,7 +108,7 @@ def selective_scan(
     keep_mask = None if starts is None else (~starts).to(x.dtype)
     rows = _row_groups(x, rates, chunk)
     options = _ScanOptions(rows, chunk, signed)
-    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, keep_mask, options))
+    return SelectiveScanResult(*_SelectiveScan.call(x, steps, writes, reads, rates, memory, keep_mask, options))
 
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
