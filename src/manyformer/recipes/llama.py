@@ -33,7 +33,9 @@ from manyformer.nn.positions import (
 )
 from manyformer.nn.positions.rotary import RotaryScaling
 from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
@@ -42,7 +44,7 @@ from manyformer.recipes.parts.attention_kernels import (
     causal_kernel,
     causal_window,
 )
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, head_width, rms_decoder
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, complete_layer, head_width, init_std, rms_decoder
 from manyformer.recipes.parts.keywords import (
     CausalWindowOrNone,
     HeadDim,
@@ -128,6 +130,9 @@ def llama(
     stream_count: StreamCount = None,
     block_layers: BlockLayers = None,
     dropout: float = 0.0,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Llama by default, smaller than published: 7B has dim=4096, depth=32, heads=32, ff_dim=11008 (table 2).
@@ -219,7 +224,18 @@ def llama(
         loops=loops,
         streams=residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers),
     )
-    return add_speedrun_parts(model, **parts)
+    norm = partial(RMSNorm, dim, norm_eps)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **parts),
+        layer,
+        partial(complete_layer, order=norm_order, norm=norm, dropout=dropout),
+        norm,
+        depth=depth,
+        std=init_std(dim),
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )
 
 
 def _check_windows(window: int | None, full_every: int | None, sinks: int | None, kernel: str) -> None:

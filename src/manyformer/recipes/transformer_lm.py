@@ -10,6 +10,7 @@ from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward, chunked
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
@@ -22,6 +23,8 @@ from manyformer.recipes.parts.baselines import (
     LoopCount,
     NormOrder,
     check_heads,
+    complete_layer,
+    init_std,
     language_model,
     learned_embedding,
 )
@@ -59,6 +62,9 @@ def transformer_lm(
     loops: LoopCount = 1,
     stream_count: StreamCount = None,
     block_layers: BlockLayers = None,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
@@ -84,4 +90,14 @@ def transformer_lm(
     model = language_model(
         embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=streams, loops=loops
     )
-    return add_speedrun_parts(model, **parts)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **parts),
+        layer,
+        partial(complete_layer, order=norm_order, norm=norm, dropout=dropout),
+        norm,
+        depth=depth,
+        std=init_std(dim),
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )

@@ -94,17 +94,7 @@ def stack(
         )
     container = StreamLayer if has_rule else Chain
 
-    def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
-        if isinstance(parts, Layer):
-            return parts
-        add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
-        return container(
-            **{
-                name: part if isinstance(part, Residual) else add_branch(part, join=join())
-                for name, part in parts.items()
-            }
-        )
-
+    complete = partial(complete_layer, order=order, norm=norm, dropout=dropout, join=join, container=container)
     makers = [layer] if callable(layer) else layer
     made: list[Layer] = []
     # kept with their parts, whose identity is theirs alone as long as they exist
@@ -131,6 +121,24 @@ def stack(
         # a branch of a looped layer is added once in each loop
         scale_residual_init(result, depth * loops, std=std)
     return result
+
+
+def complete_layer(
+    parts: Mapping[str, Layer] | Layer,
+    *,
+    order: NormOrder,
+    norm: NormMaker,
+    dropout: float,
+    join: Callable[[], ResidualJoin | None] = lambda: None,
+    container: Callable[..., Layer] = Chain,
+) -> Layer:
+    """What a maker of `stack` has made, as the layer that it becomes there: a `container` of its branches."""
+    if isinstance(parts, Layer):
+        return parts
+    add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
+    return container(
+        **{name: part if isinstance(part, Residual) else add_branch(part, join=join()) for name, part in parts.items()}
+    )
 
 
 def makers_of_pattern(pattern: str, makers: Mapping[str, LayerMaker], keyword: str = "pattern") -> list[LayerMaker]:
