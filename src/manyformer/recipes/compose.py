@@ -53,13 +53,7 @@ from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedS
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
 from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import KERNELS, WINDOW, AttentionSizes, KernelName
-from manyformer.recipes.parts.baselines import (
-    LoopCount,
-    NormOrder,
-    ResidualStreams,
-    complete_layer,
-    language_model,
-)
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, complete_layer, language_model
 from manyformer.recipes.parts.keywords import (
     FeedForwardChunk,
     ImageChannels,
@@ -78,6 +72,7 @@ from manyformer.recipes.parts.mixer_letters import (
     make_experts,
 )
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import BlockLayers, ResidualStreams, StreamCount, residual_streams_of
 from manyformer.recipes.parts.speedrun_parts import LogitCap, SpeedrunParts, add_speedrun_parts
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
 
@@ -211,6 +206,8 @@ def compose(
     *,
     qk_norm: Annotated[bool, "queries and keys are normalized in each head, before positions"] = False,
     logit_cap: LogitCap = None,
+    stream_count: StreamCount = None,
+    block_layers: BlockLayers = None,
     ahead: AheadKind = "none",
     ahead_tokens: AheadTokens = None,
     ahead_weight: AheadWeight = None,
@@ -223,8 +220,8 @@ def compose(
     hybrid of layers; each mixer is the layer of its own recipe, of which it has the keywords, and experts are those of
     `mixtral`. Layers Y have queries alone: keys and values are those of the lowest Y, cached once (Sun et al. 2024,
     arXiv:2405.05254). `parts` are those of `baseline-2026`. Raises UserError for parts that exclude each other."""
-    if gate != "residual" and residual_streams == "reversible":
-        raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
+    if gate != "residual" and residual_streams != "plain":
+        raise UserError(f"gate '{gate}' needs residual_streams=plain: to other streams branches are added")
     if position in SOFTMAX_KERNELS and kernel != "softmax":
         raise UserError(f"kernel {kernel} does not support position {position}, which changes the scores of softmax")
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, length_scale)
@@ -280,7 +277,7 @@ def compose(
         dropout=dropout,
         norm_order=norm_order,
         norm=norm,
-        streams=residual_streams,
+        streams=residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers),
         loops=loops,
         join=join,
         logit_cap=logit_cap,

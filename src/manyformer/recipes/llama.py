@@ -55,6 +55,7 @@ from manyformer.recipes.parts.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import BlockLayers, ResidualStreams, StreamCount, residual_streams_of
 from manyformer.recipes.parts.speedrun_parts import SpeedrunParts, add_speedrun_parts
 
 RopeScaling = Annotated[
@@ -125,6 +126,9 @@ def llama(
     score_scale: Annotated[float | None, "factor of scores; null means 1 / sqrt(head_dim)"] = None,
     score_cap: Annotated[Cap | None, "scores s become cap tanh(s / cap) (Gemma 2: 50)"] = None,
     logit_cap: Annotated[Cap | None, "logits z become cap tanh(z / cap) (Gemma 2: 30)"] = None,
+    residual_streams: ResidualStreams = "plain",
+    stream_count: StreamCount = None,
+    block_layers: BlockLayers = None,
     dropout: float = 0.0,
     ahead: AheadKind = "none",
     ahead_tokens: AheadTokens = None,
@@ -218,6 +222,7 @@ def llama(
         logit_cap=logit_cap,
         embedding_scale=dim**0.5 if scaled_embedding else 1.0,
         loops=loops,
+        streams=residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers),
     )
     norm = partial(RMSNorm, dim, norm_eps)
     return add_ahead_layers(

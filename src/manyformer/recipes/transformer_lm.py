@@ -22,7 +22,6 @@ from manyformer.recipes.parts.attention_kernels import (
 from manyformer.recipes.parts.baselines import (
     LoopCount,
     NormOrder,
-    ResidualStreams,
     check_heads,
     complete_layer,
     init_std,
@@ -31,6 +30,7 @@ from manyformer.recipes.parts.baselines import (
 )
 from manyformer.recipes.parts.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import BlockLayers, ResidualStreams, StreamCount, residual_streams_of
 from manyformer.recipes.parts.speedrun_parts import SpeedrunParts, add_speedrun_parts
 
 
@@ -60,6 +60,8 @@ def transformer_lm(
     sinks: SinkCount = None,
     kv_heads: int | None = None,
     loops: LoopCount = 1,
+    stream_count: StreamCount = None,
+    block_layers: BlockLayers = None,
     ahead: AheadKind = "none",
     ahead_tokens: AheadTokens = None,
     ahead_weight: AheadWeight = None,
@@ -84,8 +86,9 @@ def transformer_lm(
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     norm = partial(nn.LayerNorm, dim, eps=norm_eps)
+    streams = residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers)
     model = language_model(
-        embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=residual_streams, loops=loops
+        embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=streams, loops=loops
     )
     return add_ahead_layers(
         add_speedrun_parts(model, **parts),

@@ -34,6 +34,7 @@ from manyformer.inference.generate.result import (
 from manyformer.inference.generate.rewindable_feed import RewindableFeed
 from manyformer.inference.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.inference.generate.speculative import SpeculativeDecoder
+from manyformer.models import DiffusionLM
 from manyformer.models.generative_model import LanguageModel, as_language_model
 from manyformer.models.model import Model, eval_mode
 from manyformer.models.model_files import ModelSpec
@@ -283,7 +284,10 @@ def _decode_job(
     # by its members, not its class: any object of the protocol may be passed
     if not (hasattr(model, "init_state") and hasattr(model, "vocab")):
         kind = type(model).__name__
-        raise UserError(f"a {kind} does not generate text: generate needs a language model or an encoder-decoder")
+        remedy = "; mf.denoise fills its hidden tokens" if isinstance(model, DiffusionLM) else ""
+        raise UserError(
+            f"a {kind} does not generate text: generate needs a language model or an encoder-decoder{remedy}"
+        )
     if batch < 1:
         raise UserError(f"batch must be 1 or more rows, got {batch}")
     tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)
