@@ -72,7 +72,7 @@ def test_layers_ahead_go_on_as_they_were(tmp_path: Path) -> None:
     settings = {**SETTINGS, "limits": {"steps": 6}, "model": model}
     go(a_run(tmp_path / "whole", **settings))
     run = a_run(tmp_path / "run", **settings)
-    stopped(run, 3)
+    stopped(run, 4)
     go(run)
     same(tmp_path / "run", tmp_path / "whole")
 

@@ -75,13 +75,13 @@ class RewindableFeed(LogitsFeed):
         return storage_bytes(self.state)
 
 
-def _cut_state(before: ModelState, after: ModelState, dropped: int) -> ModelState | None:
+def _cut_state(base: ModelState, extended: ModelState, dropped: int) -> ModelState | None:
     """The state without its last `dropped` tokens, made of those before and after a call; None where it is none."""
-    tail = after.tail
+    tail = extended.tail
     if tail.contiguous_length is None:
         return None
     try:
-        body = _cut(before.body, after.body, dropped)
+        body = _cut(base.body, extended.body, dropped)
     except _NoCacheError:
         return None
     length = tail.contiguous_length - dropped
@@ -92,17 +92,17 @@ class _NoCacheError(Exception):
     """A part of the state is no cache of single tokens."""
 
 
-def _cut(before: State, after: State, dropped: int) -> State:
+def _cut(base: State, extended: State, dropped: int) -> State:
     """A part of the state without its last tokens. Raises _NoCacheError where the part has no tokens to take out."""
-    if isinstance(after, KVCache):
-        return _cut_cache(after, dropped)
-    if isinstance(after, list | tuple) and type(before) is type(after) and len(before) == len(after):
-        parts = [_cut(*pair, dropped) for pair in zip(before, after)]
-        if hasattr(after, "_fields"):
-            return type(after)(*parts)
-        return type(after)(parts)
-    if not isinstance(after, Tensor | dict) and not isinstance(before, Tensor | dict) and before == after:
-        return after
+    if isinstance(extended, KVCache):
+        return _cut_cache(extended, dropped)
+    if isinstance(extended, list | tuple) and type(base) is type(extended) and len(base) == len(extended):
+        parts = [_cut(*pair, dropped) for pair in zip(base, extended)]
+        if hasattr(extended, "_fields"):
+            return type(extended)(*parts)
+        return type(extended)(parts)
+    if not isinstance(extended, Tensor | dict) and not isinstance(base, Tensor | dict) and base == extended:
+        return extended
     raise _NoCacheError
 
 

@@ -77,8 +77,8 @@ class SpeculativeDecoder:
         """The tokens of one call of the model, of which all but the last were drafted."""
         text = self.tokens[:, : self.end]
         # the last token of the text is never drafted
-        wanted = min(self.count, self.row.limit - len(self.row.tokens) - 1)
-        drafts = self.drafter.draft(VerifiedText(text, hidden), wanted, self._choose_draft) if wanted else []
+        draft_count = min(self.count, self.row.limit - len(self.row.tokens) - 1)
+        drafts = self.drafter.draft(VerifiedText(text, hidden), draft_count, self._choose_draft) if draft_count else []
         self._write([draft.token for draft in drafts])
         read = self.feed.read(self.tokens[:, self.feed.length : self.end + len(drafts)], len(drafts) + 1)
         tokens = self._verify(read.logits, drafts)
