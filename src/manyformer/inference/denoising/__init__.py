@@ -1,6 +1,6 @@
 """Writing with a masked diffusion: `denoise(model, prompts, ...)` continues prompts and fills the gaps of texts.
 
-A `Sampler` decides in which order hidden tokens become visible."""
+A `HiddenTokenSampler` decides in which order hidden tokens become visible."""
 
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         AncestralSampler,
         FirstHittingSampler,
         LowConfidenceSampler,
-        Sampler,
+        HiddenTokenSampler,
     )
 
 _MODULES = {
@@ -23,7 +23,7 @@ _MODULES = {
     "FirstHittingSampler": "manyformer.inference.denoising.samplers",
     "LowConfidenceSampler": "manyformer.inference.denoising.samplers",
     "SAMPLERS": "manyformer.inference.denoising.samplers",
-    "Sampler": "manyformer.inference.denoising.samplers",
+    "HiddenTokenSampler": "manyformer.inference.denoising.samplers",
     "denoise": "manyformer.inference.denoising.denoise",
 }
 
@@ -34,7 +34,7 @@ __all__ = [
     "FilledText",
     "FirstHittingSampler",
     "LowConfidenceSampler",
-    "Sampler",
+    "HiddenTokenSampler",
     "denoise",
 ]
 
