@@ -12,8 +12,8 @@ if TYPE_CHECKING:
         SAMPLERS,
         AncestralSampler,
         FirstHittingSampler,
-        LowConfidenceSampler,
         HiddenTokenSampler,
+        LowConfidenceSampler,
     )
 
 _MODULES = {
@@ -33,8 +33,8 @@ __all__ = [
     "DenoisingResult",
     "FilledText",
     "FirstHittingSampler",
-    "LowConfidenceSampler",
     "HiddenTokenSampler",
+    "LowConfidenceSampler",
     "denoise",
 ]
 
