@@ -51,7 +51,7 @@ BestOption = Annotated[int, decoding_option("best", "Printed with number and sco
 
 TEXT_DECODING = (
     *("greedy", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram", "beam", "length_penalty", "best"),
-    *("max_new", "crop", "stop", "stop_ids", "step_path"),
+    *("max_new", "crop", "stop", "stop_ids", "step_path", "draft", "drafter"),
 )
 TEXT_OPTIONS = (
     *("prompt", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
@@ -73,6 +73,7 @@ NEXT_TOKEN_OPTIONS = tuple(
     'manyformer generate runs/lm-stdlib "def " --temperature 0.8',
     'manyformer generate runs/lm-stdlib "import " --top-p 0.9 --max-new 100 --samples 3 --seed 1',
     'manyformer generate runs/lm-stdlib "class " --beam 4 --stats',
+    'manyformer generate runs/lm-stdlib "class " --draft 4 --drafter lookup --stats',
     'manyformer generate runs/lm-stdlib "def " --datastore runs/lm-stdlib/datastores/train',
     "echo 'To be, or' | manyformer generate runs/lm-shakespeare",
     'manyformer generate runs/exits "def " --greedy --max-new 32 --calibration runs/exits/calibration.json',
