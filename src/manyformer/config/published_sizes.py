@@ -126,6 +126,7 @@ NEAREST_RECIPES = {
     "phi-4": ("llama", READ_BY_IMPORT),
     "pythia": ("compose", "attention and feed-forward run side by side, each from its own norm; take position=rope"),
     "qwen": ("llama", f"take biases=qkv; {READ_BY_IMPORT}"),
+    "qwen3.5": ("qwen3-5", "of those with experts qwen3-next, whose layers have the same mixers"),
     "qwen3": ("llama", f"take qk_norm=true, without biases; {READ_BY_IMPORT}"),
     "s4": ("mamba", "its state space does not depend on the token"),
     "swin": ("vit", "it attends within windows that shift, on several scales"),

@@ -95,10 +95,9 @@ def nemotron_h(
 ) -> LanguageModel:
     """Section 2, smaller than published: a layer is one branch, and 4 of the 52 layers of 8B attend.
 
-    8B has dim=4096, heads=32, kv_heads=8, ff_dim=21504, state_heads=128 and the pattern of 52 layers in which seven to
-    eleven layers of M and - stand between those of F. Feed-forward layers have squared ReLU, `ff_dim` is 4 dim unless
-    given; nothing has a bias but the convolutions. Experts (E) are those of Nemotron 3 Nano: also squared ReLU, chosen
-    as in DeepSeek-V3, beside one of every token; experts in a latent space, which later models have, are not built.
+    8B has dim=4096, heads=32, kv_heads=8, ff_dim=21504 and state_heads=128. Feed-forward layers have squared ReLU,
+    `ff_dim` is 4 dim unless given; nothing has a bias but the convolutions. Experts (E) are those of Nemotron 3 Nano:
+    also squared ReLU, chosen as in DeepSeek-V3, beside one of every token. Experts in a latent space are not built.
     Raises UserError for a pattern with other letters, and for heads and experts that do not fit."""
     width = head_width(dim, heads, head_dim)
     if state_heads % groups:

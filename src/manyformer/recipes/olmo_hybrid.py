@@ -60,15 +60,15 @@ def olmo_hybrid(
     conv_size: ShortConvolutionSize = 4,
     rope_base: Annotated[
         Annotated[float, Gt(0)] | None,
-        "base of the frequencies of rotary positions; null means no positions, as in the released models",
-    ] = None,
+        "base of the frequencies of rotary positions; null means no positions, as after an extension to long texts",
+    ] = 500_000.0,
     *,
     negative_eigenvalues: NegativeEigenvalues = True,
     norm_eps: NormEps = 1e-6,
     tied: TiedOutput = False,
     dropout: float = 0.0,
 ) -> LanguageModel:
-    """Smaller than published: 7B has dim=3840, depth=32, heads=30 and ff_dim=11008.
+    """Smaller than published: 7B has dim=3840, depth=32, heads=30 and ff_dim=11008. `rope_base` is that of OLMo 2.
 
     Layers of the delta rule are pre-norm; those of attention are OLMo 2's: a norm of each branch's output instead, and
     queries and keys divided by their root mean square over all heads together. Raises UserError for a pattern with

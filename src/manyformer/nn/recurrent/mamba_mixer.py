@@ -13,6 +13,7 @@ from manyformer.nn.core import Context, ContiguousLayout, Layer, LayerOutput, St
 from manyformer.nn.linear.decay_gates import draw_step_biases
 from manyformer.nn.ops.document_rows import NO_SEGMENT, segment_runs
 from manyformer.nn.recurrent.selective_scan import selective_scan
+from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.runtime.torch_internals import autocast_disabled
 from manyformer.nn.runtime.training_hooks import FusedRows
 
@@ -51,10 +52,10 @@ class MambaMixer(Layer, FusedRows):
 
     `channels` of the stream pass a short convolution of `conv_size` tokens; they decide the step size of each channel,
     through `rank` channels, and what all channels write to and read from memories of `state_dim` entries each (see
-    `selective_scan`). Channels skip the memory too, and SiLU of as many further channels gates them. Memories are of
-    float32 at least; they begin empty in every document, and padding leaves them as they are. With
+    `selective_scan`). Channels skip the memory too, and SiLU of as many further channels gates them. With `norm_eps`
+    the `rank` channels, what is written and what is read are divided by their root mean square, as in Jamba. With
     `negative_eigenvalues` a token may change the sign of a memory (Grazzi et al. 2024, arXiv:2411.12537, section 4).
-    """
+    Memories are of float32 at least; they begin empty in every document, and padding leaves them as they are."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class MambaMixer(Layer, FusedRows):
         state_dim: int,
         rank: int,
         conv_size: int = 4,
+        norm_eps: float | None = None,
         negative_eigenvalues: bool = False,
     ) -> None:
         super().__init__()
@@ -79,6 +81,9 @@ class MambaMixer(Layer, FusedRows):
         self.a_log = nn.Parameter(torch.arange(1.0, state_dim + 1).log().repeat(channels))
         self.skip = nn.Parameter(torch.ones(channels))
         self.out_proj = nn.Linear(channels, dim, bias=False)
+        self.norms: nn.ModuleList | None = None
+        if norm_eps is not None:
+            self.norms = nn.ModuleList(RMSNorm(width, norm_eps) for width in (rank, state_dim, state_dim))
 
     def row_parts(self) -> dict[str, tuple[int, ...]]:
         return {
@@ -97,7 +102,10 @@ class MambaMixer(Layer, FusedRows):
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
         convolved, gate = self.in_proj(x).chunk(2, -1)
         (convolved,), convolution = self.short_convolution([convolved], ctx.positions, state and state.convolution)
-        rank, writes, reads = torch.split(self.x_proj(convolved), [self.rank, self.state_dim, self.state_dim], -1)
+        scanned = torch.split(self.x_proj(convolved), [self.rank, self.state_dim, self.state_dim], -1)
+        if self.norms is not None:
+            scanned = tuple(norm(part) for norm, part in zip(self.norms, scanned))
+        rank, writes, reads = scanned
         with autocast_disabled(x.device):
             y, memory, segment_ids = self._scan(convolved, rank, writes, reads, ctx.positions, state)
         y = self.out_proj(y.to(gate.dtype) * F.silu(gate))
