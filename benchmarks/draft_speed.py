@@ -79,7 +79,8 @@ def contest(model: Any, prompts: list[list[int]], new: int, rounds: int) -> Iter
     plain = next(iter(WAYS))
     for name in WAYS:
         rate = len(few) * new / statistics.median(times[name])
-        yield f"{name}: {rate:.0f} tokens/s, {paired_ratio(times[plain], times[name])} times as fast"
+        ratio, low, high = paired_ratio(times[plain], times[name])
+        yield f"{name}: {rate:.0f} tokens/s, {ratio:.2f} ({low:.2f} to {high:.2f}) times as fast"
 
 
 def main() -> None:

@@ -50,9 +50,9 @@ def released_names(model: Any) -> dict[str, Tensor]:
         prefix = f"model.layers.{DEPTH + int(number)}"
         if part.endswith("experts.gate_up_proj"):
             for expert, both in enumerate(tensor):
-                gate, up = both.chunk(2)
-                tensors[f"{prefix}.mlp.experts.{expert}.gate_proj.weight"] = gate.contiguous()
-                tensors[f"{prefix}.mlp.experts.{expert}.up_proj.weight"] = up.contiguous()
+                gate_rows, up_rows = both.chunk(2)
+                tensors[f"{prefix}.mlp.experts.{expert}.gate_proj.weight"] = gate_rows.contiguous()
+                tensors[f"{prefix}.mlp.experts.{expert}.up_proj.weight"] = up_rows.contiguous()
         elif part.endswith("experts.down_proj"):
             for expert, down in enumerate(tensor):
                 tensors[f"{prefix}.mlp.experts.{expert}.down_proj.weight"] = down.contiguous()

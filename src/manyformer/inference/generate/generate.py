@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Unpack, final
+from typing import NamedTuple, Unpack, cast, final
 
 import torch
 
@@ -35,8 +35,8 @@ from manyformer.inference.generate.rewindable_feed import RewindableFeed
 from manyformer.inference.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.inference.generate.speculative import SpeculativeDecoder
 from manyformer.models import DiffusionLM
-from manyformer.models.generative_model import LanguageModel
-from manyformer.models.model import eval_mode
+from manyformer.models.generative_model import LanguageModel, as_language_model
+from manyformer.models.model import Model, eval_mode
 from manyformer.models.model_files import ModelSpec
 from manyformer.nn.runtime.devices import report_missing_operator, report_out_of_memory
 from manyformer.nn.runtime.torch_internals import has_hooks
@@ -247,11 +247,11 @@ class DecodeJob:
 
 def _drafting_model(model: GenerativeModelProtocol) -> LanguageModel:
     """The model, if its hidden states can be read. Raises UserError for any other."""
-    if not isinstance(model, LanguageModel):
-        raise UserError(f"draft is for language models, and a {type(model).__name__} is none: leave it out")
-    if has_hooks(model):
+    # any object of the protocol may be passed, and is refused by its class
+    language_model = as_language_model(cast(Model, model), "decode with draft")
+    if has_hooks(language_model):
         raise UserError("draft reads hidden states, where hooks of the whole model are not called: remove them")
-    return model
+    return language_model
 
 
 def cache_refusal(model: GenerativeModelProtocol, *, use_cache: bool | None) -> str | None:
