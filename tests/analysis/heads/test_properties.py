@@ -43,6 +43,7 @@ OUTSIDE = {
     "relu",
     "relu-squared",
     "relu-mean",
+    "softpick",
     "sigmoid",
 }
 """The kernels of `compose` that leave the convex hull of their values; those of recipes are on their cards."""

@@ -23,6 +23,7 @@ from manyformer.nn.kernels.pairwise_kernel import (
     ReluWeights,
     SigmoidWeights,
     SoftmaxWeights,
+    SoftpickWeights,
     WeightFunction,
     leave_one_out,
     nadaraya_watson,
@@ -48,6 +49,7 @@ WEIGHTS: dict[str, Any] = {
     "relu squared": lambda: ReluWeights(power=2),
     "relu mean": ReluMeanWeights,
     "sigmoid": SigmoidWeights,
+    "softpick": SoftpickWeights,
 }
 
 
@@ -70,6 +72,8 @@ def weights_by_hand(weights: WeightFunction, scores: Tensor) -> Tensor:
         return scores.softmax(0)
     if isinstance(weights, SigmoidWeights):
         return 1 / (1 + len(scores) * (-scores).exp())
+    if isinstance(weights, SoftpickWeights):
+        return (scores.exp() - 1).clamp(min=0) / (scores.exp() - 1).abs().sum()
     if isinstance(weights, ReluMeanWeights):
         return scores.clamp(min=0) / len(scores)
     assert isinstance(weights, ReluWeights)
@@ -133,6 +137,26 @@ def test_a_gaussian_of_keys_of_one_length_is_the_scaled_product() -> None:
         gaussian(KernelCall(q, k, v, place, place, NOWHERE)).y,
         PairwiseKernel()(KernelCall(q, k, v, place, place, NOWHERE)).y,
     )
+
+
+def test_softpick_of_far_scores_is_finite_and_of_negative_ones_nothing() -> None:
+    visible = torch.ones(1, 3, dtype=torch.bool)
+    scores = torch.tensor([[-200.0, -150.0, -120.0]], requires_grad=True)
+    weights = SoftpickWeights()(scores, visible)
+    assert not weights.any()
+    weights.sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+    large = SoftpickWeights()(torch.tensor([[200.0, 199.0, -200.0]]), visible)
+    # 1 and 1 / e over their sum: what is subtracted is far below rounding
+    expected = torch.tensor([[1.0, math.exp(-1), 0.0]]) / (1 + math.exp(-1))
+    torch.testing.assert_close(large, expected)
+    small = SoftpickWeights()(torch.tensor([[1e-6, 3e-6, -2e-6]]), visible)
+    torch.testing.assert_close(small, torch.tensor([[1 / 6, 1 / 2, 0.0]]), atol=1e-5, rtol=0)
+    all_zero = torch.zeros(1, 3, requires_grad=True)
+    SoftpickWeights()(all_zero, visible).sum().backward()
+    assert all_zero.grad is not None
+    assert all_zero.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("weights", WEIGHTS)

@@ -195,6 +195,25 @@ class ReluMeanWeights(WeightFunction):
 
 
 @final
+class SoftpickWeights(WeightFunction):
+    """relu(exp(score) - 1) over the sum of |exp(score) - 1| (Zuhri et al. 2025, Softpick, arXiv:2504.20966, section 3).
+
+    Keys with negative scores have weight 0 and still divide the others, so that a query may attend to nothing and needs
+    no token to keep its weight. Weights sum to 1 at most."""
+
+    def forward(self, scores: Float[Tensor, "*b l s"], visible: Bool[Tensor, "*#b l s"]) -> Float[Tensor, "*b l s"]:
+        # a hidden key with the score 0 has the weight 0 and adds nothing to the sum
+        scores = scores.masked_fill(~visible, 0.0)
+        # never below 0: exp(-largest) overflows where all scores of a row are far below it
+        largest = scores.detach().amax(-1, keepdim=True).clamp(min=0)
+        unit = (-largest).exp()
+        # a difference of exponentials has no digits left where the score is small, and expm1 overflows where it is not
+        differences = torch.where(scores > 1, (scores - largest).exp() - unit, unit * scores.clamp(max=1).expm1())
+        smallest_sum = torch.finfo(scores.dtype).tiny
+        return differences.relu() / differences.abs().sum(-1, keepdim=True).clamp(min=smallest_sum)
+
+
+@final
 class SigmoidWeights(WeightFunction):
     """sigmoid(score - log n), n the number of visible keys (Ramapuram et al. 2024, arXiv:2409.04431, section 3.3).
 

@@ -25,6 +25,7 @@ from manyformer.nn.kernels.pairwise_kernel import (
     ReluWeights,
     SigmoidWeights,
     SoftmaxWeights,
+    SoftpickWeights,
     WeightFunction,
 )
 from manyformer.nn.linear import (
@@ -128,6 +129,7 @@ PAIRWISE: dict[str, tuple[Callable[[AttentionSizes], PairScore], Callable[[], We
     "relu": (_dot_product, ReluWeights),
     "relu-squared": (_dot_product, partial(ReluWeights, power=2)),
     "relu-mean": (_dot_product, ReluMeanWeights),
+    "softpick": (_dot_product, SoftpickWeights),
     "sigmoid": (_dot_product, SigmoidWeights),
     "cosine-similarity": (lambda s: CosineScore(), SoftmaxWeights),
     "bilinear": (lambda s: BilinearScore(s.head_dim, heads=s.heads), SoftmaxWeights),
