@@ -91,13 +91,13 @@ def sinkhorn_attention(
         mask = torch.cat([own_mask, torch.ones_like(own_mask)], dim=1)
         if blocks == k.shape[2]:
             # the first block has no earlier block
-            bias = torch.zeros(len(q), 1, blocks, 2 * size, dtype=q.dtype, device=q.device)
+            bias = torch.zeros(q.shape[0], 1, blocks, 2 * size, dtype=q.dtype, device=q.device)
             bias[:, :, 0, size:] = -torch.inf
     bias = None if bias is None else _blocks_as_rows(bias)
     y = small_batch_attention(
         _blocks_as_rows(q), _blocks_as_rows(keys), _blocks_as_rows(values), scale=scale, mask=mask, bias=bias
     )
-    return y.view(len(q), blocks, *y.shape[1:]).transpose(1, 2)
+    return y.view(q.shape[0], blocks, *y.shape[1:]).transpose(1, 2)
 
 
 def sinkhorn_attention_reference(
@@ -150,7 +150,7 @@ def sortcut_attention(
 
 def _pair_with_sorted(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m s e"]:
     """The last blocks, each concatenated with its sorted block."""
-    y: Tensor = _PairWithSorted.apply(sort.to(x.dtype), x)
+    y: Tensor = _PairWithSorted.call(sort.to(x.dtype), x)
     return y
 
 
@@ -298,7 +298,7 @@ def _mask_to_bias(mask: Bool[Tensor, "c s"], dtype: torch.dtype) -> Float[Tensor
 
 @compiler_disabled
 def _apply_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
-    y: Tensor = _SmallBatchAttention.apply(q, k, v, mask, bias, scale)
+    y: Tensor = _SmallBatchAttention.call(q, k, v, mask, bias, scale)
     return y
 
 
