@@ -22,7 +22,21 @@ from manyformer.nn.core import Context, contiguous_positions
 
 SIZE: dict[str, Any] = {"vocab": 256, "dim": 256, "depth": 4, "heads": 4}
 LENGTH = 2048
-RECIPES = ("deltanet", "gated-deltanet", "kda", "gla", "retnet", "lightning", "hgrn2", "mamba-2", "mlstm", "rwkv-7")
+RECIPES = (
+    "deltanet",
+    "gated-deltanet",
+    "deltaproduct",
+    "comba",
+    "kda",
+    "gdn-2",
+    "gla",
+    "retnet",
+    "lightning",
+    "hgrn2",
+    "mamba-2",
+    "mlstm",
+    "rwkv-7",
+)
 STEP_GOAL, PEER_GOAL = 1.5, 0.5
 
 

@@ -75,9 +75,10 @@ no derivative. On torch 2.13, on a CPU.
   `infini-attention`) go by doubling there, for up to 16,384 steps; where tokens are cut into blocks or segments, graphs
   ask for more tokens than the first of them has.
 - **Graphs of `torch.compile`**: where data choose (experts, clusters, adaptive steps) or where a loop over tokens would
-  be unrolled, a function is taken out of the graph; the remarks below name it with the number of graphs. Recurrences in
-  chunks are compiled once for each length, also where it is marked dynamic: the loop in which chunks pass their memory
-  on is unrolled. Pad or pack texts to few lengths, or leave these models uncompiled.
+  be unrolled, a function is taken out of the graph; the remarks below name it with the number of graphs. Where
+  the length is fixed, the loop in which chunks of a recurrence pass their memory on is unrolled; where it is dynamic,
+  the chunks are one operation of a graph for any length, whose gradient computes its forward pass again. How many
+  graphs a recipe has, and what they end at, is on its page and in `manyformer show NAME`.
 - **Changed linear layers** ([adapters](how-to/adapters.md), norms, masks, quantized weights) act wherever the model
   computes. They are compared in float64: values at random make roundings of float32 greater than what is compared.
 - **Several processes**: weights that several layers share are sharded by `shard_model`

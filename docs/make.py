@@ -7,6 +7,7 @@ from pathlib import Path
 
 from manyformer.config import describe_keywords, describe_settings
 from manyformer.config.data_sections import DataSection
+from manyformer.config.graph_counts import counted_graphs
 from manyformer.config.section import ConfigSection
 from manyformer.config.setting_names import UNION_TAGS, section_members
 from manyformer.recipes import RECIPES, Recipe, RecipeCard
@@ -79,6 +80,8 @@ def _about(card: RecipeCard) -> list[str]:
         "",
         f"Paper: {card.paper}. Cost: {card.cost}. Runs on: {', '.join(card.backends)}.",
     ]
+    if count := counted_graphs().get(card.name):
+        lines += ["", f"A training step under `torch.compile`: {_cell(count.sentence())}."]
     lines += ["", *(f"- not {name}: {reason}" for name, reason in card.reasons.items())]
     return lines
 

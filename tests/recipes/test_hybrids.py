@@ -20,7 +20,8 @@ CONTRACTS = ["causal", "cached", "padding-state", "packing-state", "beams"]
 
 
 @pytest.mark.parametrize(
-    ("pattern", "kernel", "depth"), [("DDF", "softmax", 4), ("KNDF", "linear", 3), ("KN", "window", 2)]
+    ("pattern", "kernel", "depth"),
+    [("DDF", "softmax", 4), ("KNDF", "linear", 3), ("KN", "window", 2), ("PXVF", "softmax", 4)],
 )
 def test_hybrids_keep_their_promises(pattern: str, kernel: str, depth: int) -> None:
     model = mf.build("compose", **SMALL, depth=depth, pattern=pattern, kernel=kernel)
@@ -131,8 +132,23 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "d": ("deltanet", {"head_dim": 6, "conv_size": 3}, {"memory_key_dim": 6, "conv_size": 3}),
     "A": ("kda", {"head_dim": 6, "conv_size": 3}, {"memory_key_dim": 6, "conv_size": 3}),
+    "P": (
+        "deltaproduct",
+        {"head_dim": 6, "value_dim": 4, "conv_size": 3},
+        {"memory_key_dim": 6, "memory_value_dim": 4, "conv_size": 3},
+    ),
+    "X": (
+        "gdn-2",
+        {"head_dim": 6, "value_dim": 4, "negative_eigenvalues": True},
+        {"memory_key_dim": 6, "memory_value_dim": 4, "negative_eigenvalues": True},
+    ),
+    "V": ("comba", {"head_dim": 6, "value_dim": 4}, {"memory_key_dim": 6, "memory_value_dim": 4}),
     "M": ("mamba-2", {"groups": 2, "state_dim": 6}, {"memory_key_heads": 2, "state_dim": 6}),
-    "m": ("mamba", {"state_dim": 5, "conv_size": 3}, {"state_dim": 5, "conv_size": 3}),
+    "m": (
+        "mamba",
+        {"state_dim": 5, "conv_size": 3, "negative_eigenvalues": True},
+        {"state_dim": 5, "conv_size": 3, "negative_eigenvalues": True},
+    ),
     "R": ("retnet", {}, {}),
     "G": ("gla", {"head_dim": 6}, {"memory_key_dim": 6}),
     "H": ("hgrn2", {"head_dim": 6}, {"memory_key_dim": 6}),

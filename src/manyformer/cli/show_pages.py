@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from manyformer.base.keyword_checks import describe_keywords
 from manyformer.cli.console import Block, Heading, PageTable, format_bytes, format_count
+from manyformer.config.graph_counts import counted_graphs
 from manyformer.config.published_sizes import published_size
 from manyformer.models import Model
 from manyformer.recipes import Recipe, RecipeCard
@@ -19,7 +20,10 @@ def recipe_page(recipe: Recipe, model: Model, cost: ForwardCost) -> Iterator[Blo
     card = recipe.card
     yield f"{card.name}: {card.title}\n"
     facts = {"summary": card.summary, "paper": card.paper, "task": card.task.name, "cost": card.cost}
-    yield PageTable(("", ""), {**facts, "runs on": ", ".join(card.backends)}.items())
+    facts["runs on"] = ", ".join(card.backends)
+    if count := counted_graphs().get(model.spec.recipe):
+        facts["compiled"] = count.sentence()
+    yield PageTable(("", ""), facts.items())
     yield f"\n{inspect.getdoc(recipe.build) or ''}"
     yield Heading("Contracts, tested by `manyformer check`")
     yield PageTable(("contract", "", "meaning, or why it is not promised"), _contract_rows(card))
@@ -58,6 +62,8 @@ def recipe_screen(recipe: Recipe, model: Model, cost: ForwardCost, width: int) -
     if reasons:
         facts["not"] = ", ".join(reasons)
     facts["runs on"] = ", ".join(card.backends)
+    if count := counted_graphs().get(spec.recipe):
+        facts["compiled"] = count.sentence()
     yield ""
     for name, text in facts.items():
         yield _wrapped(f"{name:<9}", text, width)

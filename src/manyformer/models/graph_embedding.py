@@ -262,7 +262,7 @@ def sparse_product(
     values: Float[Tensor, "n k"], columns: Int[Tensor, "n k"], weight: Float[Tensor, "f d"]
 ) -> Float[Tensor, "n d"]:
     """y_i = sum_k values_ik weight[columns_ik], without a gradient of the values."""
-    y: Tensor = _SparseProduct.apply(values.detach(), columns, weight)
+    y: Tensor = _SparseProduct.call(values.detach(), columns, weight)
     return y
 
 

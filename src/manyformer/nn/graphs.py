@@ -244,7 +244,7 @@ class _StreamUpdate(nn.Module):
 
 def edge_softmax(scores: Float[Tensor, "edges h"], edges: GraphEdges) -> Float[Tensor, "edges h"]:
     """The softmax of the scores over all edges that end at the same node, for each head."""
-    weights: Tensor = _EdgeSoftmax.apply(scores, edges.targets, len(edges.row_starts) - 1)
+    weights: Tensor = _EdgeSoftmax.call(scores, edges.targets, len(edges.row_starts) - 1)
     return weights
 
 
@@ -254,7 +254,7 @@ def sum_over_edges(
     """The sum of the values of the sources of all edges that end at a node, weighted for each head; 0 without edges.
 
     The values of the edges are not stored for the gradient."""
-    sums: Tensor = _EdgeSum.apply(weights, values, edges.sources, edges.targets)
+    sums: Tensor = _EdgeSum.call(weights, values, edges.sources, edges.targets)
     return sums
 
 

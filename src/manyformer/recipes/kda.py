@@ -1,18 +1,18 @@
 """Kimi Delta Attention: the gated delta rule with a decay of each key channel."""
 
-import torch
-
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.attention.attention import Attention
-from manyformer.nn.attention.output_stages import GatedNormStage, SharedHeadNorm
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import GatedFeedForward
-from manyformer.nn.linear.decay_gates import SoftplusDecay
-from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.recipes.parts.baselines import rms_decoder
 from manyformer.recipes.parts.keywords import HeadDim, ShortConvolutionSize
-from manyformer.recipes.parts.recurrent_layers import CORRECTED_MEMORY, RecurrentSizes, delta_attention
+from manyformer.recipes.parts.recurrent_layers import (
+    CORRECTED_MEMORY,
+    ChannelDecayParts,
+    RecurrentSizes,
+    delta_attention,
+)
 from manyformer.recipes.parts.registry import recipe
 
 
@@ -51,11 +51,5 @@ def kda(
 
 def kimi_delta_attention(sizes: RecurrentSizes, *, conv_size: int = 4, norm_eps: float = 1e-5) -> Attention:
     """The layer of Kimi Delta Attention (section 3): a decay of each channel of a key, and a sigmoid gate."""
-    # what decays and gates cost is then small beside queries, keys and values
-    rank = sizes.head_dim
-    # a decay of each channel of a key, where Gated DeltaNet has one of each head
-    decay = SoftplusDecay(sizes.heads, rank), HeadProjection(sizes.dim, sizes.heads, rank, rank=rank)
-    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim, rank=rank)
-    # a sigmoid instead of the SiLU of Gated DeltaNet, which the report's ablation prefers
-    stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate, torch.sigmoid)
-    return delta_attention(sizes, decay, stage, conv_size=conv_size)
+    decay, decay_projection, stage = ChannelDecayParts.of(sizes, norm_eps)
+    return delta_attention(sizes, (decay, decay_projection), stage, conv_size=conv_size)

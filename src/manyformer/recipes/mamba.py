@@ -40,10 +40,14 @@ def mamba(
     dropout: float = 0.0,
     *,
     tied: TiedOutput = True,
+    negative_eigenvalues: Annotated[
+        bool, "factors of a memory from -1 to 1, so that it can track parity, instead of from 0 to 1"
+    ] = False,
 ) -> LanguageModel:
     """Layers of short convolution, selective scan and gate, without attention, feed-forward layers and positions.
 
-    Sections 3.2 to 3.4. The smallest of the published models has dim=768 and depth=24, the largest 2560 and 64."""
+    Sections 3.2 to 3.4. The smallest of the published models has dim=768 and depth=24, the largest 2560 and 64.
+    `negative_eigenvalues` is not theirs (Grazzi et al. 2024, arXiv:2411.12537, section 4)."""
 
     def layer(number: int) -> dict[str, Layer]:
         if step_rank is None:
@@ -52,6 +56,14 @@ def mamba(
         else:
             rank = step_rank
         # figure 3: two branches of expansion * dim channels, one through convolution and scan, the other its gate
-        return {"mixer": MambaMixer(dim, expansion * dim, state_dim=state_dim, rank=rank, conv_size=conv_size)}
+        mixer = MambaMixer(
+            dim,
+            expansion * dim,
+            state_dim=state_dim,
+            rank=rank,
+            conv_size=conv_size,
+            negative_eigenvalues=negative_eigenvalues,
+        )
+        return {"mixer": mixer}
 
     return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)

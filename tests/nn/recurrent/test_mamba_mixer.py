@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+import manyformer as mf
+from manyformer.base.errors import UserError
+from manyformer.conversion.hugging_face.families.recurrent_decoders import MAMBA
 from manyformer.models.embedding import empty_tail, materialize_tail, positions_of
 from manyformer.nn.core import PADDING_SEGMENT, Context
 from manyformer.nn.recurrent.mamba_mixer import MambaMixer, MambaState
@@ -18,13 +21,14 @@ SEGMENTS = torch.tensor(
 )
 
 
-def make_layer() -> MambaMixer:
+def make_layer(*, signed: bool = False) -> MambaMixer:
     torch.manual_seed(0)
-    return MambaMixer(DIM, 8, state_dim=3, rank=2, conv_size=3).double()
+    return MambaMixer(DIM, 8, state_dim=3, rank=2, conv_size=3, negative_eigenvalues=signed).double()
 
 
-def test_each_document_is_read_alone() -> None:
-    layer, x = make_layer(), torch.randn(3, 9, DIM, dtype=torch.float64, requires_grad=True)
+@pytest.mark.parametrize("signed", [False, True])
+def test_each_document_is_read_alone(*, signed: bool) -> None:
+    layer, x = make_layer(signed=signed), torch.randn(3, 9, DIM, dtype=torch.float64, requires_grad=True)
     y = layer(x, Context(positions_of(SEGMENTS, SEGMENTS, None)[0])).y
     grad_output, total = torch.randn_like(y), torch.zeros((), dtype=torch.float64)
     expected_total = total.clone()
@@ -41,9 +45,9 @@ def test_each_document_is_read_alone() -> None:
     assert all(grad.any() for grad in grads[0])
 
 
-@pytest.mark.parametrize("sizes", [[1] * 9, [2, 7]])
-def test_a_state_of_constant_size_continues_documents(sizes: list[int]) -> None:
-    layer, x, parts, start = make_layer(), torch.randn(3, 9, DIM, dtype=torch.float64), [], 0
+@pytest.mark.parametrize(("sizes", "signed"), [([1] * 9, False), ([2, 7], False), ([1] * 9, True), ([2, 7], True)])
+def test_a_state_of_constant_size_continues_documents(sizes: list[int], *, signed: bool) -> None:
+    layer, x, parts, start = make_layer(signed=signed), torch.randn(3, 9, DIM, dtype=torch.float64), [], 0
     expected = layer(x, Context(positions_of(SEGMENTS, SEGMENTS, None)[0])).y
     state, tail = layer.init_state(3, device=x.device, dtype=x.dtype), materialize_tail(empty_tail(3, x.device))
     for size in sizes:
@@ -65,3 +69,25 @@ def test_steps_begin_between_a_thousandth_and_a_tenth() -> None:
     assert 0.001 <= float(steps.min()) < 0.002
     assert 0.05 < float(steps.max()) <= 0.1001
     torch.testing.assert_close(layer.a_log.exp().view(400, 3), torch.tensor([1.0, 2.0, 3.0]).expand(400, 3))
+
+
+def test_a_large_step_changes_the_sign_of_a_memory_with_negative_eigenvalues_alone() -> None:
+    for signed, factor in ((False, 0.0), (True, -1.0)):
+        layer = make_layer(signed=signed)
+        with torch.no_grad():
+            # steps of about 60, and tokens of zeros, which write nothing
+            layer.dt_proj.bias.fill_(60.0)
+            assert layer.short_convolution.bias is not None
+            layer.short_convolution.bias.zero_()
+            before = layer.init_state(1, device=torch.device("cpu"), dtype=torch.float64)
+            assert isinstance(before, MambaState)
+            before = before._replace(memory=torch.ones_like(before.memory), segment_ids=torch.zeros(1).long())
+            x = torch.zeros(1, 1, DIM, dtype=torch.float64)
+            after = layer(x, Context(range_positions(1)), before).state
+        torch.testing.assert_close(after.memory, factor * before.memory)
+
+
+def test_a_model_with_negative_eigenvalues_is_not_exported_as_one_without() -> None:
+    keywords = mf.build("mamba", vocab=11, dim=8, depth=1, negative_eigenvalues=True).spec.keywords
+    with pytest.raises(UserError, match="negative_eigenvalues is True, and a MambaForCausalLM has False alone"):
+        MAMBA.write_config(keywords)

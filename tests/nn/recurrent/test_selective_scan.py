@@ -1,5 +1,7 @@
 """The selective scan: a loop in plain numbers, chunks against it with gradients, and 8,192 tokens in float32."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
@@ -17,7 +19,8 @@ def drawn_inputs(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor
     return [part.to(dtype).requires_grad_() for part in (x, steps, rates, writes, reads, memory)]
 
 
-def test_the_reference_is_the_formula() -> None:
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_reference_is_the_formula(*, signed: bool) -> None:
     inputs = drawn_inputs(6)
     x, steps, rates, writes, reads, memory = (part.detach() for part in inputs)
     expected = torch.empty(ROWS, 6, CHANNELS, dtype=torch.float64)
@@ -25,21 +28,24 @@ def test_the_reference_is_the_formula() -> None:
         for n in range(CHANNELS):
             h = memory[b, n].tolist()
             for t in range(6):
-                h = [
-                    h[s] * float((steps[b, t, n] * rates[n, s]).exp()) + float(steps[b, t, n] * x[b, t, n] * write)
-                    for s, write in enumerate(writes[b, t])
-                ]
+                factors = [float((steps[b, t, n] * rate).exp()) for rate in rates[n]]
+                if signed:
+                    # from -1 for the largest step to 1 for none
+                    factors = [2 * factor - 1 for factor in factors]
+                added = [float(steps[b, t, n] * x[b, t, n] * write) for write in writes[b, t]]
+                h = [h[s] * factors[s] + added[s] for s in range(STATE)]
                 expected[b, t, n] = sum(a * float(c) for a, c in zip(h, reads[b, t]))
-    torch.testing.assert_close(selective_scan_reference(*inputs).y, expected)
+    torch.testing.assert_close(selective_scan_reference(*inputs, signed=signed).y, expected)
 
 
 @pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 33])
 @pytest.mark.parametrize("with_starts", [False, True])
-def test_chunks_equal_the_reference_with_gradients(length: int, *, with_starts: bool) -> None:
+@pytest.mark.parametrize("signed", [False, True])
+def test_chunks_equal_the_reference_with_gradients(length: int, *, with_starts: bool, signed: bool) -> None:
     inputs, results = drawn_inputs(length), []
     starts = torch.rand(ROWS, length) < 0.2 if with_starts else None
-    for scan in (selective_scan_reference, lambda *parts: selective_scan(*parts, chunk=8)):
-        y, memory = scan(*inputs, starts)  # type: ignore[operator]
+    for scan in (selective_scan_reference, partial(selective_scan, chunk=8)):
+        y, memory = scan(*inputs, starts, signed=signed)
         results.append([y, memory, *torch.autograd.grad(y.sin().sum() + memory.square().sum(), inputs)])
     torch.testing.assert_close(results[1], results[0], atol=1e-12, rtol=0)
 

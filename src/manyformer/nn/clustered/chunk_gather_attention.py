@@ -74,7 +74,7 @@ def chunk_gather_attention(
     """Outputs for the concatenated tokens of all rows, in float32 at least; those of padding are undefined."""
     dtype = v.dtype
     compute_dtype = torch.promote_types(v.dtype, torch.float32)
-    y: Tensor = _ChunkGatherAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), visibility, scale)
+    y: Tensor = _ChunkGatherAttention.call(*(x.to(compute_dtype) for x in (q, k, v)), visibility, scale)
     return y.to(dtype)
 
 

@@ -150,7 +150,7 @@ def sortcut_attention(
 
 def _pair_with_sorted(sort: Float[Tensor, "n h m b"], x: Float[Tensor, "n h b c e"]) -> Float[Tensor, "n h m s e"]:
     """The last blocks, each concatenated with its sorted block."""
-    y: Tensor = _PairWithSorted.apply(sort.to(x.dtype), x)
+    y: Tensor = _PairWithSorted.call(sort.to(x.dtype), x)
     return y
 
 
@@ -298,7 +298,7 @@ def _mask_to_bias(mask: Bool[Tensor, "c s"], dtype: torch.dtype) -> Float[Tensor
 
 @compiler_disabled
 def _apply_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, bias: Tensor | None, scale: float) -> Tensor:
-    y: Tensor = _SmallBatchAttention.apply(q, k, v, mask, bias, scale)
+    y: Tensor = _SmallBatchAttention.call(q, k, v, mask, bias, scale)
     return y
 
 

@@ -108,7 +108,7 @@ def _run_reversible(branches: Sequence[Residual], x: Tensor, ctx: Context) -> tu
     weights = {id(w): w for part in branches for w in part.parameters() if w.requires_grad}
     call = ReversibleCall(branches, ctx, list(weights.values()))
     memory = None if ctx.memory is None else ctx.memory.y
-    streams: tuple[Tensor, Tensor, Tensor] = _ReversibleFunction.apply(call, x, memory, *call.weights)
+    streams: tuple[Tensor, Tensor, Tensor] = _ReversibleFunction.call(call, x, memory, *call.weights)
     return streams
 
 

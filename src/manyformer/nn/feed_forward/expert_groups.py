@@ -107,7 +107,7 @@ class ExpertBlocks(ExpertGroups):
     ) -> Float[Tensor, "n o"]:
         x, weight, bias = _cast_by_autocast(x, weight, bias)
         blocks = x.view(len(self.experts), -1, x.shape[1])
-        y: Tensor = _BlockProduct.apply(blocks, weight, self.experts)
+        y: Tensor = _BlockProduct.call(blocks, weight, self.experts)
         if bias is not None:
             y = y + bias.index_select(0, self.experts)[:, None]
         return y.flatten(0, 1)

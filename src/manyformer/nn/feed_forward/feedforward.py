@@ -127,7 +127,7 @@ class SquaredReLU(nn.Module):
 
 def squared_relu(x: Tensor) -> Tensor:
     """relu(x)^2 (So et al. 2021, Primer, arXiv:2109.08668, section 3)."""
-    y: Tensor = _SquaredReLU.apply(x)
+    y: Tensor = _SquaredReLU.call(x)
     return y
 
 

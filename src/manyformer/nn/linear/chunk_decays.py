@@ -22,6 +22,7 @@ from torch.nn import functional as F
 
 from manyformer.nn.ops.any_length import EXPORTED_LENGTH
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.one_operation import OneOperation
 from manyformer.nn.runtime.torch_internals import fixed_size, refuse_any_size
 
 
@@ -54,7 +55,7 @@ def sum_decays(decay: Float[Tensor, "*b c #r"]) -> ChunkDecays:
 
     Decays below what the type can represent, such as -inf, are total: they count as the weakest whose exponential is
     0, so that no sum of a chunk loses digits to them."""
-    coarse, fine, leaving = _SumDecays.apply(decay)
+    coarse, fine, leaving = _SumDecays.call(decay)
     return ChunkDecays(DecaySums(coarse, fine), leaving)
 
 
@@ -140,7 +141,7 @@ def scale_by_decays(
     Their products then have the factors exp(s_i - s_j) of pairs. `early_readers` have those before the token's own
     decay, exp(s_(i-1)). The decays of a chunk must be weak enough for the inverse to be finite."""
     tensors = *readers, *early_readers, *keys
-    *scaled, end = _ScaleByDecays.apply(decay, len(readers), len(early_readers), *tensors)
+    *scaled, end = _ScaleByDecays.call(decay, len(readers), len(early_readers), *tensors)
     first_key = len(readers) + len(early_readers)
     return DecayScales(scaled[: len(readers)], scaled[len(readers) : first_key], scaled[first_key:], end)
 
@@ -211,7 +212,7 @@ def halved_pairs(
     missing = (1 << (length - 1).bit_length()) - length
     if missing:
         rows, columns, decay = (F.pad(x, (0, 0, 0, missing)) for x in (rows, columns, decay))
-    pairs: Tensor = _HalvedPairs.apply(rows, columns, decay, lag)
+    pairs: Tensor = _HalvedPairs.call(rows, columns, decay, lag)
     if missing:
         return pairs[..., :length, :length]
     return pairs
@@ -243,8 +244,20 @@ def _take_halves(rows: Tensor, columns: Tensor, decay: Tensor, size: int, lag: i
     return _Halves(_halves(rows, size)[1], _halves(columns, size)[0], to_rows.exp_(), from_columns.exp_())
 
 
-class _HalvedPairs(HandwrittenGradient):
+class _HalvedPairs(OneOperation):
     """Factors are computed again for the gradient: those of all sizes are larger than what they are made of."""
+
+    @classmethod
+    def loops(cls, *arguments: Any) -> int:
+        # the sizes of halves are numbers, but to trace all of them for any number of chunks takes minutes
+        rows, *_ = arguments
+        chunks: int = rows.shape[-3]
+        return chunks
+
+    @classmethod
+    def empty_results(cls, *arguments: Any) -> list[Tensor]:
+        rows, *_ = arguments
+        return [rows.new_empty(*rows.shape[:-1], rows.shape[-2])]
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, columns: Tensor, decay: Tensor, lag: int) -> Float[Tensor, "*b c c"]:
@@ -418,7 +431,7 @@ def decayed_chunks(
         entering = sums.total().exp()
         entered = [*(x * entering for x in readers), *(x * sums_before.total().exp() for x in early_readers)]
         chunks = DecayedChunks(rows, entered, keys, leaving=leaving, retention=entering[..., -1:, :].mT)
-        table = None if is_exact else _DecayTable.apply(*sums)
+        table = None if is_exact else _DecayTable.call(*sums)
         chunks = chunks._replace(table=table, pair_decay=decay if is_exact else None)
     if runs is None:
         return chunks

@@ -29,12 +29,12 @@ class EluPlusOneFeatures(FeatureMap):
     """elu(x) + 1 of every channel (Katharopoulos et al. 2020, section 3.2.1), without the scale 1 / sqrt(e)."""
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
-        return FeatureValues(_EluPlusOneFunction.apply(x))
+        return FeatureValues(_EluPlusOneFunction.call(x))
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """elu(x) + 1."""
-    y: Tensor = _EluPlusOneFunction.apply(x)
+    y: Tensor = _EluPlusOneFunction.call(x)
     return y
 
 

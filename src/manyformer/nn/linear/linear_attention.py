@@ -18,8 +18,9 @@ from torch import Tensor
 
 from manyformer.nn.linear import matrix_recurrence
 from manyformer.nn.linear.chunk_decays import decay_table, gradient_of_decays, gradient_of_sums, sum_decays
-from manyformer.nn.linear.matrix_recurrence import RecurrenceResult, zero_memory
+from manyformer.nn.linear.matrix_recurrence import RecurrenceResult, chunk_of, zero_memory
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
+from manyformer.nn.runtime.one_operation import OneOperation
 
 
 def quadratic(
@@ -74,11 +75,7 @@ def chunked(
     if needs_plain_operations() or (decay is not None and decay.shape[-1] > 1):
         return matrix_recurrence.chunked(a, c, v, decay, run, memory, chunk=chunk)
     length = a.shape[2]
-    if torch.compiler.is_exporting():
-        # the number of chunks would be fixed
-        chunk = length
-    else:
-        chunk = min(chunk, length)
+    chunk = chunk_of(length, chunk)
     if padding := -length % chunk:
         # zeros decay by exp(0) and add nothing: they leave the memory as it is
         a, c, v = (torch.nn.functional.pad(x, (0, 0, 0, padding)) for x in (a, c, v))
@@ -88,7 +85,7 @@ def chunked(
             run = torch.cat([run, run[:, -1:].expand(-1, padding)], dim=1)
     memory = zero_memory(c, v) if memory is None else memory
     scalar_decay = None if decay is None else decay[..., 0]
-    y, memory = _ChunkedLinearAttention.apply(a, c, v, scalar_decay, run, memory, chunk)
+    y, memory = _ChunkedLinearAttention.call(a, c, v, scalar_decay, run, memory, chunk)
     return RecurrenceResult(y[:, :, :length] if padding else y, memory)
 
 
@@ -98,7 +95,7 @@ def divide_by_normalizer(y: Float[Tensor, "b h l fp1"], floor: float) -> Float[T
     A sum closer to 0 than `floor` is replaced by `floor` with its sign: random features may have sums of any sign, and
     a token that sees no key has the sum 0 and gets zeros.
     """
-    result: Tensor = _DivideByNormalizer.apply(y, floor)
+    result: Tensor = _DivideByNormalizer.call(y, floor)
     return result
 
 
@@ -177,8 +174,19 @@ def _chunk_gates(decay: Tensor | None, run: Tensor | None, chunk: int, like: Ten
     return _ChunkGates(*parts)
 
 
-class _ChunkedLinearAttention(HandwrittenGradient):
+class _ChunkedLinearAttention(OneOperation):
     """Outputs and final memory; lengths are multiples of the chunk."""
+
+    @classmethod
+    def loops(cls, *arguments: Any) -> int:
+        a, *_, chunk = arguments
+        chunks: int = a.shape[2] // chunk
+        return chunks
+
+    @classmethod
+    def empty_results(cls, *arguments: Any) -> list[Tensor]:
+        _, _, v, _, _, memory, _ = arguments
+        return [v.new_empty(v.shape), memory.new_empty(memory.shape)]
 
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:

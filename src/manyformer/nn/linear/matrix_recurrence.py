@@ -20,8 +20,8 @@ from torch.nn import functional as F
 
 from manyformer.nn.linear.chunk_decays import decayed_chunks
 from manyformer.nn.runtime.device_reads import reads_are_free
-from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
-from manyformer.nn.runtime.torch_internals import is_traced
+from manyformer.nn.runtime.one_operation import OneOperation
+from manyformer.nn.runtime.torch_internals import is_compiled_for_any, is_traced
 
 MAX_EXPONENT = 60.0
 """exp of it, times any feature, is far from overflow in float32."""
@@ -100,11 +100,7 @@ def chunked(
     if removal is not None and decay is not None:
         # early readers have factors of channels: one decay per token is taken for all of them
         decay = decay.expand_as(k)
-    if torch.compiler.is_exporting():
-        # one chunk, as the number of chunks would be fixed
-        chunk, is_exact = _select_chunk(length, decay)
-    else:
-        chunk, is_exact = _select_chunk(min(chunk, length), decay)
+    chunk, is_exact = _select_chunk(chunk_of(length, chunk), decay)
     queries, keys, values = (_split_chunks(x, chunk) for x in (q, k, v))
     decays = None
     if decay is not None:
@@ -186,6 +182,17 @@ def _chunked_decay(parts: _Chunks, memory: Tensor) -> tuple[Tensor, Tensor]:
     return chunks.pairs(rows, columns) @ parts.values + entered @ memories, memory
 
 
+def chunk_of(length: int, chunk: int) -> int:
+    """The tokens of a chunk: `chunk`, or the length of a shorter text."""
+    if torch.compiler.is_exporting():
+        # one chunk, as the number of chunks would be fixed
+        return length
+    if is_compiled_for_any(length):
+        # sizes within a chunk are numbers, and the number of chunks is any
+        return chunk
+    return min(chunk, length)
+
+
 def zero_memory(k: Tensor, v: Tensor) -> Float[Tensor, "b h r f"]:
     """The memory before any token."""
     return v.new_zeros(*k.shape[:2], k.shape[-1], v.shape[-1])
@@ -198,11 +205,13 @@ def _split_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h
 
 
 def _view_chunks(x: Float[Tensor, "b h l e"], chunk: int) -> Float[Tensor, "b h n c e"]:
-    if x.shape[2] % chunk:
-        padded = F.pad(x, (0, 0, 0, -x.shape[2] % chunk))
+    chunks = -(-x.shape[2] // chunk)
+    missing = chunks * chunk - x.shape[2]
+    if missing:
+        padded = F.pad(x, (0, 0, 0, missing))
     else:
         padded = x
-    return padded.unflatten(2, (-1, chunk))  # type: ignore[no-untyped-call,no-any-return]
+    return padded.unflatten(2, (chunks, chunk))  # type: ignore[no-untyped-call,no-any-return]
 
 
 def _split_runs(run: Int[Tensor, "b l"], chunk: int) -> Int[Tensor, "b 1 n c"]:
@@ -252,12 +261,24 @@ def compose_corrected_chunks(
     chunks: CorrectedChunks, memory: Float[Tensor, "b h r f"]
 ) -> tuple[Float[Tensor, "b h n c f"], Float[Tensor, "b h r f"]]:
     """The outputs Y of all chunks and the memory after the last one."""
-    y, last = _ComposeCorrectedChunks.apply(memory, *chunks)
+    y, last = _ComposeCorrectedChunks.call(memory, *chunks)
     return y, last
 
 
-class _ComposeCorrectedChunks(HandwrittenGradient):
+class _ComposeCorrectedChunks(OneOperation):
     """Saves its inputs, the inverses, the corrections and the memories, each about as large as an input."""
+
+    @classmethod
+    def loops(cls, *arguments: Any) -> int:
+        _, system, *_ = arguments
+        chunks: int = system.shape[2]
+        return chunks
+
+    @classmethod
+    def empty_results(cls, *arguments: Any) -> list[Tensor]:
+        memory, *inputs = arguments
+        values = CorrectedChunks(*inputs).values
+        return [values.new_empty(values.shape), memory.new_empty(memory.shape)]
 
     @staticmethod
     def forward(ctx: Any, memory: Tensor, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -362,11 +383,22 @@ def _compose(
     """The memories before each chunk, S_(n+1) = retention_n S_n + additions_n, and the last one."""
     if retention is None:
         retention = additions.new_ones(()).expand(*additions.shape[:3], 1, 1)
-    memories, last = _ComposeChunks.apply(additions, retention, memory)
+    memories, last = _ComposeChunks.call(additions, retention, memory)
     return memories, last
 
 
-class _ComposeChunks(HandwrittenGradient):
+class _ComposeChunks(OneOperation):
+    @classmethod
+    def loops(cls, *arguments: Any) -> int:
+        additions, _, _ = arguments
+        chunks: int = additions.shape[2]
+        return chunks
+
+    @classmethod
+    def empty_results(cls, *arguments: Any) -> list[Tensor]:
+        additions, _, memory = arguments
+        return [additions.new_empty(additions.shape), memory.new_empty(memory.shape)]
+
     @staticmethod
     def forward(ctx: Any, additions: Tensor, retention: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
         memories = torch.empty_like(additions)

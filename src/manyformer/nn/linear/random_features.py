@@ -69,7 +69,7 @@ class FavorPlusFeatures(_FavorFeatures):
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         matrix = self.matrix[0].to(x.dtype)
-        return FeatureValues(*_FavorPlusFunction.apply(x, matrix, self.floor))
+        return FeatureValues(*_FavorPlusFunction.call(x, matrix, self.floor))
 
 
 @final
@@ -83,7 +83,7 @@ class HyperbolicFavorFeatures(_FavorFeatures):
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         # opposite directions: their mean is a hyperbolic cosine, whose variance is smaller
         matrix = torch.cat([self.matrix[0], -self.matrix[0]]).to(x.dtype)
-        return FeatureValues(*_FavorPlusFunction.apply(x, matrix, self.floor))
+        return FeatureValues(*_FavorPlusFunction.call(x, matrix, self.floor))
 
 
 @final
@@ -208,7 +208,7 @@ class RandomFourierFeatures(_UnitVectorFeatures):
 
     def forward(self, x: Float[Tensor, "b h l e"], positions: TokenPositions) -> FeatureValues:
         angles = self.angles(x)
-        return FeatureValues(_SineCosineFunction.apply(angles, angles.shape[-1] ** -0.5))
+        return FeatureValues(_SineCosineFunction.call(angles, angles.shape[-1] ** -0.5))
 
 
 @final

@@ -38,7 +38,7 @@ def chunked_cross_entropy(
         dtype = torch.get_autocast_dtype(x.device.type)
     else:
         dtype = x.dtype
-    total: Tensor = _ChunkedCrossEntropy.apply(x, weight, bias, targets, options, dtype)
+    total: Tensor = _ChunkedCrossEntropy.call(x, weight, bias, targets, options, dtype)
     return total
 
 

@@ -138,7 +138,7 @@ def gru_scan(
     if not torch.is_grad_enabled() or needs_plain_operations():
         return gru_scan_reference(token_inputs, gates, candidate, state, attention, resets)
     optional = (*(attention or (None,) * 5), *(resets or (None,) * 3))
-    return ScanResult(*_GRUScan.apply(token_inputs, gates, candidate, state, *optional))
+    return ScanResult(*_GRUScan.call(token_inputs, gates, candidate, state, *optional))
 
 
 def _steps(

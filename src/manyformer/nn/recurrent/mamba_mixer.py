@@ -54,12 +54,23 @@ class MambaMixer(Layer, FusedRows):
     through `rank` channels, and what all channels write to and read from memories of `state_dim` entries each (see
     `selective_scan`). Channels skip the memory too, and SiLU of as many further channels gates them. With `norm_eps`
     the `rank` channels, what is written and what is read are divided by their root mean square, as in Jamba. Memories
-    are of float32 at least; they begin empty in every document, and padding leaves them as they are."""
+    are of float32 at least; they begin empty in every document, and padding leaves them as they are. With
+    `negative_eigenvalues` a token may change the sign of a memory (Grazzi et al. 2024, arXiv:2411.12537, section 4).
+    """
 
     def __init__(
-        self, dim: int, channels: int, *, state_dim: int, rank: int, conv_size: int = 4, norm_eps: float | None = None
+        self,
+        dim: int,
+        channels: int,
+        *,
+        state_dim: int,
+        rank: int,
+        conv_size: int = 4,
+        norm_eps: float | None = None,
+        negative_eigenvalues: bool = False,
     ) -> None:
         super().__init__()
+        self.negative_eigenvalues = negative_eigenvalues
         self.state_dim = state_dim
         self.rank = rank
         self.channels = channels
@@ -128,7 +139,8 @@ class MambaMixer(Layer, FusedRows):
             segment_ids = runs.last_segment
         # learned as a logarithm, so that every memory decays
         rates = -self.a_log.to(dtype).exp().view(self.channels, self.state_dim)
-        y, memory = selective_scan(x, steps, rates, writes, reads, previous.memory.to(dtype), starts)
+        inputs = x, steps, rates, writes, reads, previous.memory.to(dtype), starts
+        y, memory = selective_scan(*inputs, signed=self.negative_eigenvalues)
         # a copy, since the ids may be a view of the caller's tensor
         return y + self.skip * x, memory, segment_ids.clone()
 

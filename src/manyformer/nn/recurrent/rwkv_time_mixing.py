@@ -262,7 +262,7 @@ def mix_tokens(
     x: Float[Tensor, "b l d"], other: Float[Tensor, "b l d"], shares: Float[Tensor, "n d"]
 ) -> Sequence[Float[Tensor, "b l d"]]:
     """x + share * (other - x) for each of the n vectors of shares."""
-    mixtures: Sequence[Tensor] = _MixTokens.apply(x, other, shares)
+    mixtures: Sequence[Tensor] = _MixTokens.call(x, other, shares)
     return mixtures
 
 

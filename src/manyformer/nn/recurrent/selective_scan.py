@@ -5,6 +5,9 @@ channels share, the memory h (n x s) of a row and its outputs are
 
     h_t[n, s] = exp(dt_t[n] a[n, s]) h_(t-1)[n, s] + dt_t[n] x_t[n] b_t[s],    y_t[n] = sum over s of c_t[s] h_t[n, s]
 
+With `signed` the factor of the memory before is 2 exp(dt a) - 1, between -1 and 1, in place of exp(dt a) (Grazzi et al.
+2024, arXiv:2411.12537, section 4): a memory can change its sign, which counting modulo 2 needs.
+
 Every entry decays at its own rate, so that tokens of a chunk do not meet in one matrix product, as they do in
 `matrix_recurrence`. A step size of 0 leaves the memory as it is, which padding needs.
 """
@@ -44,6 +47,8 @@ def selective_scan_reference(
     reads: Float[Tensor, "b l s"],
     memory: Float[Tensor, "b n s"],
     starts: Bool[Tensor, "b l"] | None = None,
+    *,
+    signed: bool = False,
 ) -> SelectiveScanResult:
     """The definition, a loop over tokens; the memory is emptied before each token of `starts`."""
     outputs = []
@@ -51,6 +56,8 @@ def selective_scan_reference(
         if starts is not None:
             memory = memory.masked_fill(starts[:, i, None, None], 0.0)
         decay = (steps[:, i, :, None] * rates).exp()
+        if signed:
+            decay = 2 * decay - 1
         memory = decay * memory + (steps[:, i] * x[:, i])[..., None] * writes[:, i, None]
         outputs.append((memory * reads[:, i, None]).sum(-1))
     return SelectiveScanResult(torch.stack(outputs, 1), memory)
@@ -87,6 +94,7 @@ def selective_scan(
     memory: Float[Tensor, "b n s"],
     starts: Bool[Tensor, "b l"] | None = None,
     *,
+    signed: bool = False,
     chunk: int = SCAN_CHUNK,
 ) -> SelectiveScanResult:
     """`selective_scan_reference` with one product for each token: all else is computed for a chunk of tokens at once.
@@ -96,10 +104,11 @@ def selective_scan(
     if is_of_any_size(x.shape[1]):
         return _scan_any_length(x, steps, rates, writes, reads, memory, starts)
     if needs_plain_operations():
-        return selective_scan_reference(x, steps, rates, writes, reads, memory, starts)
+        return selective_scan_reference(x, steps, rates, writes, reads, memory, starts, signed=signed)
     keep_mask = None if starts is None else (~starts).to(x.dtype)
     rows = _row_groups(x, rates, chunk)
-    return SelectiveScanResult(*_SelectiveScan.apply(x, steps, writes, reads, rates, memory, keep_mask, rows, chunk))
+    options = _ScanOptions(rows, chunk, signed)
+    return SelectiveScanResult(*_SelectiveScan.call(x, steps, writes, reads, rates, memory, keep_mask, options))
 
 
 def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: int) -> list[slice]:
@@ -108,6 +117,14 @@ def _row_groups(x: Float[Tensor, "b l n"], rates: Float[Tensor, "n s"], chunk: i
     elements = max(min(chunk, x.shape[1]) * rates.numel(), 1)
     rows = max(SCAN_ELEMENTS // elements if x.device.type == "cpu" else len(x), 1)
     return [slice(first, first + rows) for first in range(0, max(len(x), 1), rows)]
+
+
+class _ScanOptions(NamedTuple):
+    """The rows that are scanned together, the tokens of a chunk, and whether decays may be negative."""
+
+    row_groups: list[slice]
+    chunk: int
+    signed: bool
 
 
 class _ScanTokens(NamedTuple):
@@ -120,11 +137,14 @@ class _ScanTokens(NamedTuple):
 
 
 class _Chunk(NamedTuple):
-    """Tokens of a chunk, and their decays and memories; time comes first."""
+    """Tokens of a chunk, and their decays and memories; time comes first.
+
+    `slope` is the gradient of the decays by their exponents, if it is another than the decays themselves."""
 
     tokens: _ScanTokens
     decay: Float[Tensor, "c b n s"]
     memories: Float[Tensor, "c b n s"]
+    slope: Float[Tensor, "c b n s"] | None
 
     def gradients(
         self, dy: Tensor, dmemories: Tensor, decayed: Tensor, memory: Tensor, rates: Tensor
@@ -137,7 +157,10 @@ class _Chunk(NamedTuple):
         dwrites = ((steps * x)[..., None, :] @ dmemories)[..., 0, :]
         dwritten = (dmemories @ writes[..., None])[..., 0]
         # d(decay) = dM_t M_(t-1) and decay = exp(step rate), so that its exponent has the gradient dM_t decay M_(t-1)
-        exponents = decayed
+        if self.slope is None:
+            exponents = decayed
+        else:
+            exponents = torch.mul(dmemories, self.slope, out=decayed)
         exponents[0] *= memory
         exponents[1:] *= self.memories[:-1]
         dsteps = torch.mul(exponents, rates, out=dmemories).sum(-1) + dwritten * x
@@ -151,7 +174,7 @@ class _Rows(NamedTuple):
     tokens: _ScanTokens
     rates: Float[Tensor, "n s"]
     keep_mask: Float[Tensor, "l b 1 1"] | None
-    chunk: int
+    options: _ScanOptions
     scratch: ScratchBuffer
 
     @classmethod
@@ -161,20 +184,21 @@ class _Rows(NamedTuple):
         keep_mask: Tensor | None,
         rows: slice,
         rates: Tensor,
-        chunk: int,
+        options: _ScanOptions,
         scratch: ScratchBuffer,
     ) -> "_Rows":
         """The rows at this slice of tensors whose first axis is that of rows."""
         by_time = _ScanTokens(*(part[rows].transpose(0, 1).contiguous() for part in tokens))
         if keep_mask is not None:
             keep_mask = keep_mask[rows].mT[..., None, None]
-        return cls(by_time, rates, keep_mask, chunk, scratch)
+        return cls(by_time, rates, keep_mask, options, scratch)
 
     @property
     def chunks(self) -> list[slice]:
         """The columns of each chunk."""
         length = len(self.tokens.x)
-        return [slice(start, min(start + self.chunk, length)) for start in range(0, length, self.chunk)]
+        chunk = self.options.chunk
+        return [slice(start, min(start + chunk, length)) for start in range(0, length, chunk)]
 
     def chunk_at(self, columns: slice, memory: Float[Tensor, "b n s"]) -> _Chunk:
         """The chunk at these columns, which continues `memory`; valid until the next one."""
@@ -182,13 +206,19 @@ class _Rows(NamedTuple):
         x, steps, writes, _ = tokens
         shape = (*x.shape, writes.shape[-1])
         decay = torch.mul(steps[..., None], self.rates, out=self.scratch("decay", *shape)).exp_()
+        slope = None
+        if self.options.signed:
+            slope = torch.mul(decay, 2.0, out=self.scratch("slope", *shape))
+            torch.sub(slope, 1.0, out=decay)
         if self.keep_mask is not None:
             # a first token of a document keeps nothing of the memory before it
             decay *= self.keep_mask[columns]
+            if slope is not None:
+                slope *= self.keep_mask[columns]
         memories = torch.mul((steps * x)[..., None], writes[..., None, :], out=self.scratch("memories", *shape))
         for i in range(len(x)):
             memory = memories[i].addcmul_(decay[i], memory)
-        return _Chunk(tokens, decay, memories)
+        return _Chunk(tokens, decay, memories, slope)
 
     def scan(self, memory: Float[Tensor, "b n s"]) -> tuple[Tensor, Tensor, list[Tensor]]:
         """The outputs, the last memory, and the memories before the chunks."""
@@ -231,16 +261,16 @@ class _SelectiveScan(HandwrittenGradient):
         rates: Tensor,
         memory: Tensor,
         keep_mask: Tensor | None,
-        row_groups: list[slice],
-        chunk: int,
+        options: _ScanOptions,
     ) -> tuple[Tensor, Tensor]:
         tokens = _ScanTokens(x, steps, writes, reads)
         scratch = ScratchBuffer(x)
-        results = [_Rows.of(tokens, keep_mask, rows, rates, chunk, scratch).scan(memory[rows]) for rows in row_groups]
+        results = [
+            _Rows.of(tokens, keep_mask, rows, rates, options, scratch).scan(memory[rows]) for rows in options.row_groups
+        ]
         outputs, memories, initial = zip(*results)
         ctx.save_for_backward(*tokens, rates, keep_mask, *itertools.chain(*initial))
-        ctx.row_groups = row_groups
-        ctx.chunk = chunk
+        ctx.options = options
         return torch.cat(outputs, 1).transpose(0, 1), torch.cat(memories)
 
     @staticmethod
@@ -249,11 +279,11 @@ class _SelectiveScan(HandwrittenGradient):
         tokens = _ScanTokens(x, steps, writes, reads)
         scratch = ScratchBuffer(x)
         results = []
-        for i, rows in enumerate(ctx.row_groups):
-            group = _Rows.of(tokens, keep_mask, rows, rates, ctx.chunk, scratch)
+        for i, rows in enumerate(ctx.options.row_groups):
+            group = _Rows.of(tokens, keep_mask, rows, rates, ctx.options, scratch)
             by_time = dy[rows].transpose(0, 1)
             count = len(group.chunks)
             results.append(group.gradients(initial[i * count : (i + 1) * count], by_time, dmemory[rows]))
         *token_grads, drates, dmemories = zip(*results)
         grads = (torch.cat(parts, 1).transpose(0, 1) for parts in token_grads)
-        return *grads, sum(drates), torch.cat(dmemories), None, None, None
+        return *grads, sum(drates), torch.cat(dmemories), None, None

@@ -56,7 +56,7 @@ class HandwrittenGradient(torch.autograd.Function):
     """A `torch.autograd.Function` that is replaced by `plain` where `needs_plain_operations`.
 
     Its gradient cannot be differentiated, unless `backward` is made of operations of torch on what it saved as inputs
-    or outputs and says so (`has_second_derivative`)."""
+    or outputs and says so (`has_second_derivative`). Graphs of `torch.compile` have what `in_graph` says."""
 
     has_second_derivative: ClassVar[bool] = False
 
@@ -66,20 +66,27 @@ class HandwrittenGradient(torch.autograd.Function):
             cls.backward = staticmethod(_of_first_order(cls.backward))  # type: ignore[method-assign]
 
     @classmethod
-    def apply(cls, *arguments: Any) -> Any:
-        """The outputs of the operation."""
+    def call(cls, *arguments: Any) -> Any:
+        """The outputs of the operation; not named `apply`, as a compiler takes every such call for torch's own."""
         # `needs_plain_operations` in place: one token asks this in every layer
         if is_within_plain_operations() or is_transformed():
             return cls.plain(*arguments)
+        if torch.compiler.is_compiling():
+            return cls.in_graph(*arguments)
         if not torch.is_grad_enabled():
             # for one token, torch's record of the call would take longer than what is computed
             return cls.forward(_NothingSaved(), *arguments)
-        return super().apply(*arguments)  # type: ignore[no-untyped-call]
+        return cls.apply(*arguments)  # type: ignore[no-untyped-call]
 
     @classmethod
     def plain(cls, *arguments: Any) -> Any:
         """The outputs by operations of torch; here by those of `forward`, where they are differentiable."""
         return cls.forward(_NothingSaved(), *arguments)
+
+    @classmethod
+    def in_graph(cls, *arguments: Any) -> Any:
+        """The outputs in a graph of `torch.compile`, which here traces both passes."""
+        return cls.apply(*arguments)  # type: ignore[no-untyped-call]
 
 
 class _NothingSaved:

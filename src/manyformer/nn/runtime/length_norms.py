@@ -21,7 +21,7 @@ def rms_norm(
     if not _lacks_fused_gradient(x, weight):
         return F.rms_norm(x, (width,), weight, eps)
     eps = torch.finfo(x.dtype).eps if eps is None else eps
-    y: Tensor = _ScaleByLength.apply(x, weight, 1 / width, eps)
+    y: Tensor = _ScaleByLength.call(x, weight, 1 / width, eps)
     return y
 
 
@@ -29,7 +29,7 @@ def unit_length(x: Float[Tensor, "*n e"], *, scale: float = 1.0, eps: float) -> 
     """x / sqrt(|x|^2 + eps) times `scale`."""
     if not _lacks_fused_gradient(x, None):
         return x * ((x * x).sum(-1, keepdim=True) + eps).rsqrt() * scale
-    y: Tensor = _ScaleByLength.apply(x, None, scale**-2, eps * scale**-2)
+    y: Tensor = _ScaleByLength.call(x, None, scale**-2, eps * scale**-2)
     return y
 
 

@@ -36,6 +36,7 @@ __all__ = [
     "has_autocast",
     "has_flash_attention_on_cpu",
     "has_hooks",
+    "is_compiled_for_any",
     "is_of_any_size",
     "is_plain",
     "is_recorded",
@@ -277,6 +278,18 @@ def refuse_any_size(size: Any, what: str) -> None:
             f"{what}, of which an exported graph has one number: export it with a fixed length (no dynamic dimension "
             "but the batch)"
         )
+
+
+def is_compiled_for_any(size: int) -> bool:
+    """Whether a graph of `torch.compile` is traced in which this size may be any number, such as a marked length."""
+    if not torch.compiler.is_dynamo_compiling():
+        return False
+    try:
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+    except ImportError:
+        # then sizes are numbers, and a graph is traced for each of them
+        return False
+    return not has_static_value(size)
 
 
 def lacks_numbers(x: Tensor) -> bool:

@@ -322,7 +322,7 @@ def span_attention(
         if vectors is not None:
             table = vectors[head_index if len(vectors) > 1 else slice(None), -width:].to(compute_dtype)
         inputs = (x[:, head_index].to(compute_dtype) for x in (q, k, v))
-        parts.append(_SpanAttention.apply(*inputs, share.to(compute_dtype), table, rows, heads.scale))
+        parts.append(_SpanAttention.call(*inputs, share.to(compute_dtype), table, rows, heads.scale))
     if len(parts) > 1:
         order = torch.tensor([head for group in groups.values() for head in group], device=q.device)
         parts = [torch.cat(parts, 1)[:, order.argsort()]]

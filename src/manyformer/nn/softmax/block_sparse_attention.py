@@ -43,7 +43,7 @@ def block_sparse_attention(
     """Softmax attention over the pairs in `plan`, in float32 at least; a query that sees no key gets zeros."""
     dtype = v.dtype
     compute_dtype = torch.promote_types(v.dtype, torch.float32)
-    y: Tensor = _BlockSparseAttention.apply(*(x.to(compute_dtype) for x in (q, k, v)), plan, scale)
+    y: Tensor = _BlockSparseAttention.call(*(x.to(compute_dtype) for x in (q, k, v)), plan, scale)
     return y.to(dtype)
 
 

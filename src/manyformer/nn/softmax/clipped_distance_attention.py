@@ -49,7 +49,7 @@ def clipped_distance_attention(
     """Softmax of scale q_i k_j + terms[i, r_ij] over keys j, applied to v_j + values[r_ij]."""
     terms = terms.to(torch.promote_types(q.dtype, torch.float32))
     values = None if values is None else values.to(v.dtype)
-    y: Tensor = _ClippedDistanceAttention.apply(q, k, v, terms, values, distances, scale)
+    y: Tensor = _ClippedDistanceAttention.call(q, k, v, terms, values, distances, scale)
     return y
 
 

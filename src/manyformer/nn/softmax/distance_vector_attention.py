@@ -15,7 +15,8 @@ from torch import Tensor
 from manyformer.nn.positions.position import toeplitz_view
 from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.dropout import drop
-from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
+from manyformer.nn.runtime.handwritten_gradient import needs_plain_operations
+from manyformer.nn.runtime.one_operation import OneOperation
 from manyformer.nn.runtime.recompute import recompute_for_gradient
 from manyformer.nn.runtime.torch_internals import autocast_disabled
 from manyformer.nn.softmax.toeplitz_attention import QueryOffset
@@ -97,7 +98,8 @@ def distance_vector_attention(
         dtype = v.dtype
         compute_dtype = torch.promote_types(v.dtype, torch.float32)
         inputs = (None if x is None else x.to(compute_dtype) for x in (q, query_bias, k, v, vectors))
-        y: Tensor = ShiftedAttentionFunction.apply(*inputs, back, query_offset, scale, segments)
+        documents = (None, None) if segments is None else segments
+        y: Tensor = ShiftedAttentionFunction.call(*inputs, back, *query_offset, scale, *documents)
         return y.to(dtype)
 
     def block(q: Tensor, biased_q: Tensor, k: Tensor, v: Tensor, vectors: Tensor, begin: int) -> Tensor:
@@ -141,8 +143,10 @@ class ShiftedBlock(NamedTuple):
         return self.pairs.stop - self.pairs.start, self.queries.stop - self.queries.start
 
 
-class ShiftedAttentionFunction(HandwrittenGradient):
-    """Softmax of `scale` q_i k_j + (q_i + query_bias) vectors[r_ij], applied to v_j."""
+class ShiftedAttentionFunction(OneOperation):
+    """Softmax of `scale` q_i k_j + (q_i + query_bias) vectors[r_ij], applied to v_j.
+
+    Blocks depend on the number of threads, and buffers are written to in parts, so that a compiler cannot trace it."""
 
     @staticmethod
     def forward(
@@ -153,12 +157,17 @@ class ShiftedAttentionFunction(HandwrittenGradient):
         v: Tensor,
         vectors: Tensor,
         back: int,
-        query_offset: QueryOffset,
+        offset: int,
+        causal: bool,  # noqa: FBT001 - a function with a gradient has no keywords
         scale: float,
-        segments: SegmentPair | None,
+        query_segments: Tensor | None,
+        key_segments: Tensor | None,
     ) -> Tensor:
         inputs = [_by_head(x) for x in (q, k, v)]
-        ctx.call = ShiftedCall(q.shape[0], back, query_offset, scale, segments)
+        segments = None
+        if query_segments is not None and key_segments is not None:
+            segments = SegmentPair(query_segments, key_segments)
+        ctx.call = ShiftedCall(q.shape[0], back, QueryOffset(offset, causal), scale, segments)
         buffers = ShiftedBuffers(inputs, query_bias, vectors, ctx.call)
         # an empty tensor of saved weights says that they are computed again
         recomputes = buffers.num_weights > MAX_SAVED_WEIGHTS or not any(ctx.needs_input_grad)
@@ -191,7 +200,12 @@ class ShiftedAttentionFunction(HandwrittenGradient):
                     weights = buffers.weights(block)
                 buffers.add_gradients(block, weights, grad_y, delta, grads)
         grad_q, grad_k, grad_v = (_by_row(x, ctx.call.num_rows) for x in (grads.q, grads.k, grads.v))
-        return grad_q, grads.query_bias, grad_k, grad_v, grads.vectors, None, None, None, None
+        return grad_q, grads.query_bias, grad_k, grad_v, grads.vectors, None, None, None, None, None, None
+
+    @classmethod
+    def empty_results(cls, *arguments: Any) -> list[Tensor]:
+        q, _, _, v, *_ = arguments
+        return [v.new_empty(*q.shape[:3], v.shape[-1])]
 
 
 class ShiftedCall(NamedTuple):

@@ -44,7 +44,7 @@ def toeplitz_attention(
     index_bias = _mask_negligible(index_bias, q, k, query_offset, scale)
     # torch's kernel gives a thread a (row, head): with few rows several heads must share a call
     teams = _teams(index_bias, -(-torch.get_num_threads() // q.shape[0]))
-    y: Tensor = _ToeplitzAttention.apply(q, k, v, index_bias.contiguous(), teams, scale)
+    y: Tensor = _ToeplitzAttention.call(q, k, v, index_bias.contiguous(), teams, scale)
     return y
 
 

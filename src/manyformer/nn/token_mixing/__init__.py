@@ -362,7 +362,7 @@ def dft_real(
 
 
 def _transform(x: Float[Tensor, "b l d"], norm: DFTNorm) -> Float[Tensor, "b l d"]:
-    y: Tensor = _DFTReal.apply(x, norm)
+    y: Tensor = _DFTReal.call(x, norm)
     return y
 
 

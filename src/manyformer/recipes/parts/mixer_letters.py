@@ -24,7 +24,14 @@ from manyformer.recipes.lightning import lightning_attention
 from manyformer.recipes.mlstm import matrix_lstm_attention
 from manyformer.recipes.parts.keywords import PositiveSize
 from manyformer.recipes.parts.layer_patterns import EXPERTS, LayerKind, MixerMaker
-from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, gated_delta_attention, state_space_attention
+from manyformer.recipes.parts.recurrent_layers import (
+    RecurrentSizes,
+    delta_product_attention,
+    erase_write_attention,
+    feedback_attention,
+    gated_delta_attention,
+    state_space_attention,
+)
 from manyformer.recipes.retnet import retention
 
 SHORT_CONVOLUTION = 4
@@ -42,14 +49,17 @@ class MixerKeywords(TypedDict, total=False):
         PositiveSize | None, "heads of queries and keys of layers D and M, each shared by adjacent heads", Default(None)
     ]
     memory_key_dim: Annotated[PositiveSize | None, "width of a head's keys in recurrent layers", Default(None)]
-    memory_value_dim: Annotated[PositiveSize | None, "width of a head's values in layers D and M", Default(None)]
+    memory_value_dim: Annotated[
+        PositiveSize | None, "width of a head's values in layers D, P, X, V and M", Default(None)
+    ]
     state_dim: Annotated[
         PositiveSize | None, "entries in the memory of a channel: 128 in Mamba-2 (M), 16 in Mamba (m)", Default(None)
     ]
     conv_size: Annotated[PositiveSize | None, "tokens in the short convolutions of layers", Default(None)]
     negative_eigenvalues: Annotated[
         bool,
-        "corrections of layers D and d are up to twice a token's error, instead of up to once",
+        "corrections of layers D, d and X are up to twice a token's error, instead of up to once, and memories of m "
+        "may change their sign",
         Default(value=False),
     ]
     num_experts: Annotated[PositiveSize | None, "number of experts of layers E; null means 8", Default(None)]
@@ -130,6 +140,7 @@ def _mamba(sizes: MixerSizes) -> MixerMaker:
         state_dim=sizes.option("state_dim", 16),
         rank=default_rank(sizes.dim),
         conv_size=sizes.conv_size,
+        negative_eigenvalues=sizes.option("negative_eigenvalues", default=False),
     )
     return lambda number: make()
 
@@ -143,6 +154,28 @@ def _gated_delta(sizes: MixerSizes) -> MixerMaker:
 def _delta(sizes: MixerSizes) -> MixerMaker:
     make = partial(plain_delta_attention, sizes.square(), conv_size=sizes.conv_size, max_strength=sizes.max_strength)
     return lambda number: make()
+
+
+def _delta_product(sizes: MixerSizes) -> MixerMaker:
+    # two reflections, the fewest that rotate a memory
+    make = partial(delta_product_attention, _unshared(sizes), 2, conv_size=sizes.conv_size)
+    return lambda number: make()
+
+
+def _erase_write(sizes: MixerSizes) -> MixerMaker:
+    make = partial(erase_write_attention, _unshared(sizes), conv_size=sizes.conv_size, max_strength=sizes.max_strength)
+    return lambda number: make()
+
+
+def _feedback(sizes: MixerSizes) -> MixerMaker:
+    make = partial(feedback_attention, _unshared(sizes), conv_size=sizes.conv_size)
+    return lambda number: make()
+
+
+def _unshared(sizes: MixerSizes) -> RecurrentSizes:
+    """The sizes of heads that have keys and values of chosen widths, and share neither."""
+    widths = sizes.free()
+    return widths._replace(key_heads=widths.heads)
 
 
 def _retention(sizes: MixerSizes) -> MixerMaker:
@@ -181,8 +214,11 @@ MIXER_LETTERS: dict[str, MixerLetter] = {
         _CONVOLVED,
         lambda sizes: lambda number: kimi_delta_attention(sizes.square(), conv_size=sizes.conv_size),
     ),
+    "P": MixerLetter("gated delta product", _CONVOLVED | {"memory_value_dim"}, _delta_product),
+    "X": MixerLetter("Gated DeltaNet-2", _CONVOLVED | {"memory_value_dim", "negative_eigenvalues"}, _erase_write),
+    "V": MixerLetter("Comba", _CONVOLVED | {"memory_value_dim"}, _feedback),
     "M": MixerLetter("Mamba-2", _HEADS | {"memory_key_heads", "memory_value_dim", "state_dim", "conv_size"}, _mamba_2),
-    "m": MixerLetter("Mamba", frozenset({"state_dim", "conv_size"}), _mamba),
+    "m": MixerLetter("Mamba", frozenset({"state_dim", "conv_size", "negative_eigenvalues"}), _mamba),
     "R": MixerLetter("retention", _HEADS_AND_KEYS, _retention),
     "G": MixerLetter(
         "gated linear attention",

@@ -2,14 +2,19 @@
 
 from typing import NamedTuple
 
+import torch
+
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.attention.output_stages import GatedNormStage, HeadGroupNorm, OutputStage, SharedHeadNorm
 from manyformer.nn.convolution.depthwise_convolution import ShortConvolution
 from manyformer.nn.linear import ScaledFeatures, UnitLengthFeatures
 from manyformer.nn.linear.decay_gates import DecayGate, SoftplusDecay
+from manyformer.nn.linear.delta_rules import EraseWriteRule, FeedbackDeltaRule
 from manyformer.nn.linear.linear_kernel import LinearKernel
+from manyformer.nn.linear.memory_rules import MemoryRule
 from manyformer.nn.linear.recurrent_rules import GatedDeltaRule, GateProjections, StateSpaceRule
 from manyformer.nn.masks import Causal
+from manyformer.nn.recurrent.delta_product import DeltaProductAttention
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.recipes.parts.baselines import check_heads
 
@@ -68,7 +73,7 @@ def delta_attention(
 ) -> Attention:
     """Attention by the delta rule, gated by `decay` and its projection, over convolved queries and keys of length 1.
 
-    Yang et al. 2024 (arXiv:2406.06484), section 3.3; queries are divided by sqrt(head_dim) as well."""
+    Yang et al. 2024 (arXiv:2406.06484), section 3.3."""
     strength = HeadProjection(sizes.dim, sizes.heads, 1)
     if decay is None:
         # S_t = S_(t-1) (I - beta k k^T) + beta v k^T: the value stored under k is replaced by v, to the share beta
@@ -77,6 +82,15 @@ def delta_attention(
         projections = GateProjections(decay=decay[1], strength=strength)
         # the same after the decay: S_t = a_t S_(t-1) (I - beta k k^T) + beta v k^T
         rule = GatedDeltaRule(decay[0], projections, max_strength=max_strength)
+    return corrected_attention(sizes, rule, output_stage, conv_size=conv_size)
+
+
+def corrected_attention(
+    sizes: RecurrentSizes, rule: MemoryRule, output_stage: OutputStage, *, conv_size: int
+) -> Attention:
+    """Attention by a rule that corrects its memory, over convolved queries, keys and values, the first two of length 1.
+
+    Queries are divided by sqrt(head_dim) as well."""
     # keys of length 1 make I - beta k k^T a contraction for beta up to 2
     features = UnitLengthFeatures(sizes.head_dim**-0.5)
     key_features = UnitLengthFeatures()
@@ -103,6 +117,73 @@ def gated_delta_attention(
     gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
     stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate)
     return delta_attention(sizes, decay, stage, conv_size=conv_size, max_strength=max_strength)
+
+
+class ChannelDecayParts(NamedTuple):
+    """What Kimi Delta Attention has around its rule: decays of the channels of keys, and a sigmoid gate of outputs.
+
+    Kimi Team 2025 (arXiv:2510.26692)."""
+
+    decay: SoftplusDecay
+    decay_projection: HeadProjection
+    output_stage: GatedNormStage
+
+    @classmethod
+    def of(cls, sizes: RecurrentSizes, norm_eps: float = 1e-5) -> "ChannelDecayParts":
+        """The parts for layers of these sizes; projections are products of two matrices."""
+        # what decays and gates cost is then small beside queries, keys and values
+        rank = sizes.head_dim
+        # a decay of each channel of a key, where Gated DeltaNet has one of each head
+        decay = SoftplusDecay(sizes.heads, sizes.head_dim)
+        decay_projection = HeadProjection(sizes.dim, sizes.heads, sizes.head_dim, rank=rank)
+        gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim, rank=rank)
+        # a sigmoid instead of the SiLU of Gated DeltaNet, which the report's ablation prefers
+        stage = GatedNormStage(SharedHeadNorm(sizes.value_dim, eps=norm_eps), gate, torch.sigmoid)
+        return cls(decay, decay_projection, stage)
+
+
+def erase_write_attention(sizes: RecurrentSizes, *, conv_size: int = 4, max_strength: float = 1.0) -> Attention:
+    """Gated DeltaNet-2's layer: Kimi Delta Attention's with a gate of each channel that is erased, or written.
+
+    Hatamizadeh et al. 2026 (arXiv:2605.22791)."""
+    decay, decay_projection, stage = ChannelDecayParts.of(sizes)
+    erase = HeadProjection(sizes.dim, sizes.heads, sizes.head_dim)
+    write = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    projections = GateProjections(decay=decay_projection, erase=erase, write=write)
+    widths = {"key_dim": sizes.head_dim, "value_dim": sizes.value_dim}
+    rule = EraseWriteRule(decay, projections, **widths, max_strength=max_strength)
+    return corrected_attention(sizes, rule, stage, conv_size=conv_size)
+
+
+def feedback_attention(sizes: RecurrentSizes, *, conv_size: int = 4, initial_correction: float = 1.0) -> Attention:
+    """Comba's layer: Gated DeltaNet's with weaker keys in corrections, of the memory and of queries.
+
+    Hu et al. 2025 (arXiv:2506.02475)."""
+    decay, strength = (HeadProjection(sizes.dim, sizes.heads, 1) for _ in range(2))
+    projections = GateProjections(decay=decay, strength=strength)
+    rule = FeedbackDeltaRule(sizes.heads, projections, correction=initial_correction)
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    stage = GatedNormStage(SharedHeadNorm(sizes.value_dim), gate)
+    return corrected_attention(sizes, rule, stage, conv_size=conv_size)
+
+
+def delta_product_attention(
+    sizes: RecurrentSizes, steps: int, *, conv_size: int = 4, max_strength: float = 2.0
+) -> DeltaProductAttention:
+    """Gated DeltaProduct's layer: Gated DeltaNet's with `steps` keys and values of each head for a token.
+
+    Siems et al. 2025 (arXiv:2502.10297), section 3."""
+    gate = HeadProjection(sizes.dim, sizes.heads, sizes.value_dim)
+    return DeltaProductAttention(
+        sizes.dim,
+        sizes.heads,
+        steps=steps,
+        head_dim=sizes.head_dim,
+        value_dim=sizes.value_dim,
+        conv_size=conv_size,
+        max_strength=max_strength,
+        output_stage=GatedNormStage(SharedHeadNorm(sizes.value_dim), gate),
+    )
 
 
 def state_space_attention(

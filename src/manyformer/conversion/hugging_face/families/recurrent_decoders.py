@@ -201,6 +201,7 @@ MAMBA = ModelFamily(
         ),
         rules.number("layer_norm_epsilon", "norm_eps", 1e-5),
         rules.setting("tie_word_embeddings", "tied", is_tied),
+        rules.demanded("a MambaForCausalLM", negative_eigenvalues=False),
     ),
     tensor_rules=_mamba_tensor_rules,
 )
