@@ -27,6 +27,7 @@ POLICY_SIZES = (
 KINDS: dict[str, tuple[str, ...]] = {
     "text": ("transformer-lm", *TEXT, "max_length=256"),
     "masked": ("bert", *TEXT, "max_length=512"),
+    "diffusion": ("mdlm", *TEXT),
     "memory": ("transformer-xl", *MEMORY_TEXT),
     "pairs": ("transformer", "data.path=[train.en, train.de]", "data.tokenizer=char", *SIZES),
     "labels": ("transformer-classifier", "data.path=reviews.tsv", "data.tokenizer=char", *SIZES),
@@ -45,7 +46,7 @@ RUNS = {
     **dict.fromkeys(("masked-stdlib", "bert"), "masked"),
     **dict.fromkeys(("labels-trec", "labels"), "labels"),
     **dict.fromkeys(("rl-memory-length", "memory"), "policy"),
-    **{"lm-memory": "memory", "tag-relations": "trees", "images-vit": "images"},
+    **{"mdlm": "diffusion", "lm-memory": "memory", "tag-relations": "trees", "images-vit": "images"},
     **{"adaptive-span": "spans", "universal": "steps", "rl-graph-walks": "returns"},
 }
 """The kind of run that each name in a page stands for."""

@@ -92,6 +92,7 @@ PUBLIC = {
     "collaborate",
     "compare",
     "convert",
+    "denoise",
     "draw",
     "early_exit",
     "evaluate",

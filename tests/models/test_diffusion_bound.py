@@ -6,7 +6,6 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 import torch
-from tabular_diffusion import TabularDiffusion, nats_of_counts, nats_of_orders
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -19,6 +18,7 @@ from manyformer.nn.core import PADDING_SEGMENT, Chain
 from manyformer.nn.masks import Causal
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes import build
+from tabular_diffusion import TabularDiffusion, nats_of_counts, nats_of_orders
 
 TEXT = (2, 1, 3, 1)
 LENGTH = len(TEXT)

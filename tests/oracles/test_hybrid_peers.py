@@ -218,7 +218,11 @@ def test_falcon_h1_with_all_multipliers_is_that_of_transformers() -> None:
         key_multiplier=0.7,
         attention_out_multiplier=0.8,
         state_in_multiplier=1.1,
-        state_multipliers=(0.9, 1.1, 0.8, 1.2, 0.7),
+        state_gate_multiplier=0.9,
+        state_value_multiplier=1.1,
+        state_key_multiplier=0.8,
+        state_query_multiplier=1.2,
+        step_multiplier=0.7,
         state_out_multiplier=0.9,
         gate_multiplier=0.8,
         down_multiplier=1.3,
@@ -320,8 +324,8 @@ def test_kimi_linear_is_that_of_transformers() -> None:
         if number == 0:
             tensors |= under(f"{place}.ff.inner", gated_feedforward(mlp))
             continue
-        gate, up = mlp["experts.gate_up_proj"].chunk(2, 1)
-        experts = {"gate.weight": gate, "up.weight": up, "down.weight": mlp["experts.down_proj"]}
+        gate_rows, up_rows = mlp["experts.gate_up_proj"].chunk(2, 1)
+        experts = {"gate.weight": gate_rows, "up.weight": up_rows, "down.weight": mlp["experts.down_proj"]}
         tensors |= under(f"{place}.ff.inner", router(mlp))
         tensors |= under(f"{place}.ff.inner.experts", experts)
         tensors |= under(f"{place}.ff.inner.shared", gated_feedforward(part(mlp, "shared_experts")))
@@ -534,8 +538,8 @@ def test_jamba_is_that_of_transformers() -> None:
         if number != 1:
             tensors |= under(f"{place}.ff.inner", gated_feedforward(mlp))
             continue
-        gate, up = mlp["experts.gate_up_proj"].chunk(2, 1)
-        experts = {"gate.weight": gate, "up.weight": up, "down.weight": mlp["experts.down_proj"]}
+        gate_rows, up_rows = mlp["experts.gate_up_proj"].chunk(2, 1)
+        experts = {"gate.weight": gate_rows, "up.weight": up_rows, "down.weight": mlp["experts.down_proj"]}
         tensors |= under(f"{place}.ff.inner.experts", experts)
         tensors[f"{place}.ff.inner.router.proj.weight"] = mlp["router.weight"]
     compare(ours, theirs, tensors)

@@ -13,11 +13,13 @@ from manyformer.analysis.contracts import CONTRACTS
 from manyformer.base.errors import UserError
 from manyformer.models import (
     AudioClassifier,
+    BlockDiffusionLM,
     DecisionTransformer,
     EncoderDecoder,
     GraphClassifier,
     ImageClassifier,
     LanguageModel,
+    MaskedDiffusionLM,
     MaskedLM,
     NodeClassifier,
     PolicyModel,
@@ -41,6 +43,8 @@ KINDS = {
     "multimodal-classification": MultimodalClassifier,
     "contrast": TwoTowers,
     "masked-lm": MaskedLM,
+    "masked-diffusion": MaskedDiffusionLM,
+    "block-diffusion": BlockDiffusionLM,
     "classification": TextClassifier,
     "tagging": Tagger,
     "image-classification": ImageClassifier,

@@ -77,7 +77,11 @@ class _StateMultipliers(NamedTuple):
         "attention_out_multiplier": 0.8,
         "state_in_multiplier": 1.1,
         "state_out_multiplier": 0.9,
-        "state_multipliers": (0.9, 1.1, 0.8, 1.2, 0.7),
+        "state_gate_multiplier": 0.9,
+        "state_value_multiplier": 1.1,
+        "state_key_multiplier": 0.8,
+        "state_query_multiplier": 1.2,
+        "step_multiplier": 0.7,
         "gate_multiplier": 0.8,
         "down_multiplier": 1.3,
     },
@@ -102,10 +106,11 @@ def falcon_h1(
     key_multiplier: Annotated[Multiplier, "factor of the keys of attention"] = 1.0,
     attention_out_multiplier: Annotated[Multiplier, "factor of what attention adds"] = 1.0,
     state_in_multiplier: Annotated[Multiplier, "factor of what Mamba-2 projects"] = 1.0,
-    state_multipliers: Annotated[
-        tuple[Multiplier, Multiplier, Multiplier, Multiplier, Multiplier],
-        "factors of the gate, x, B, C and dt of Mamba-2 as they are projected",
-    ] = (1.0, 1.0, 1.0, 1.0, 1.0),
+    state_gate_multiplier: Annotated[Multiplier, "factor of the gate of Mamba-2 (z)"] = 1.0,
+    state_value_multiplier: Annotated[Multiplier, "factor of the values of Mamba-2 (x)"] = 1.0,
+    state_key_multiplier: Annotated[Multiplier, "factor of the keys of Mamba-2 (B)"] = 1.0,
+    state_query_multiplier: Annotated[Multiplier, "factor of the queries of Mamba-2 (C)"] = 1.0,
+    step_multiplier: Annotated[Multiplier, "factor of the gate of Mamba-2's step sizes (dt)"] = 1.0,
     state_out_multiplier: Annotated[Multiplier, "factor of what Mamba-2 adds"] = 1.0,
     gate_multiplier: Annotated[Multiplier, "factor of the gate of feed-forward layers"] = 1.0,
     down_multiplier: Annotated[Multiplier, "factor of what feed-forward layers add"] = 1.0,
@@ -124,7 +129,14 @@ def falcon_h1(
         raise UserError(f"state_heads ({state_heads}) must be a multiple of groups ({groups})")
     sizes = RecurrentSizes(dim, state_heads, state_dim, state_head_dim, groups)
     of_attention = _AttentionMultipliers(attention_in_multiplier, key_multiplier, attention_out_multiplier)
-    of_state = _StateMultipliers(state_in_multiplier, state_multipliers, state_out_multiplier)
+    of_parts = (
+        state_gate_multiplier,
+        state_value_multiplier,
+        state_key_multiplier,
+        state_query_multiplier,
+        step_multiplier,
+    )
+    of_state = _StateMultipliers(state_in_multiplier, of_parts, state_out_multiplier)
     rotary = RotaryPosition(width, pairs="halves", base=rope_base)
 
     def layer(number: int) -> dict[str, Layer]:

@@ -6,11 +6,11 @@ from itertools import permutations, product
 
 import pytest
 import torch
-from tabular_diffusion import MASK, TabularDiffusion
 from torch import Tensor
 
 from manyformer.inference.denoising.filling import Canvas, Filling
 from manyformer.inference.denoising.samplers import SAMPLERS, AncestralSampler, LowConfidenceSampler, SamplingStep
+from tabular_diffusion import MASK, TabularDiffusion
 
 VOCAB = 3
 ROWS = 4000

@@ -1,6 +1,6 @@
 """Writing with a masked diffusion: `denoise(model, prompts, ...)` continues prompts and fills the gaps of texts.
 
-A `Sampler` decides in which order hidden tokens become visible."""
+A `HiddenTokenSampler` decides in which order hidden tokens become visible."""
 
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
         SAMPLERS,
         AncestralSampler,
         FirstHittingSampler,
+        HiddenTokenSampler,
         LowConfidenceSampler,
-        Sampler,
     )
 
 _MODULES = {
@@ -23,7 +23,7 @@ _MODULES = {
     "FirstHittingSampler": "manyformer.inference.denoising.samplers",
     "LowConfidenceSampler": "manyformer.inference.denoising.samplers",
     "SAMPLERS": "manyformer.inference.denoising.samplers",
-    "Sampler": "manyformer.inference.denoising.samplers",
+    "HiddenTokenSampler": "manyformer.inference.denoising.samplers",
     "denoise": "manyformer.inference.denoising.denoise",
 }
 
@@ -33,8 +33,8 @@ __all__ = [
     "DenoisingResult",
     "FilledText",
     "FirstHittingSampler",
+    "HiddenTokenSampler",
     "LowConfidenceSampler",
-    "Sampler",
     "denoise",
 ]
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from manyformer.inference.denoising.samplers import Sampler, SamplingStep
+from manyformer.inference.denoising.samplers import HiddenTokenSampler, SamplingStep
 from manyformer.models import BlockDiffusionLM, DiffusionLM, ModelOutput
 from manyformer.nn.core import PADDING_SEGMENT, State
 
@@ -71,7 +71,7 @@ class FinishedBlocks:
 class Filling:
     """How hidden tokens are filled; `calls` counts the calls of the model."""
 
-    sampler: Sampler
+    sampler: HiddenTokenSampler
     steps: int | None = None
     block: int | None = None
     temperature: float = 1.0

@@ -22,7 +22,7 @@ class SamplingStep(NamedTuple):
     steps: int
 
 
-class Sampler(ABC):
+class HiddenTokenSampler(ABC):
     """Chooses the tokens that a step makes visible; the last step accepts all that are hidden."""
 
     def step_count(self, hidden: int, wanted: int | None) -> int:
@@ -35,7 +35,7 @@ class Sampler(ABC):
 
 
 @final
-class AncestralSampler(Sampler):
+class AncestralSampler(HiddenTokenSampler):
     """Each hidden token becomes visible with the probability (p_t - p_s) / p_t (Sahoo et al. 2024, section 3.2).
 
     The times t and s of a step are those of an even grid. With a p that is linear in time, as that of MDLM, the
@@ -46,7 +46,7 @@ class AncestralSampler(Sampler):
 
 
 @final
-class FirstHittingSampler(Sampler):
+class FirstHittingSampler(HiddenTokenSampler):
     """One hidden token of each row at a time, uniformly chosen (Zheng et al. 2024, arXiv:2409.02908, section 4).
 
     The same distribution as an ancestral sampler of infinitely many steps. The paper also draws the time at which the
@@ -60,7 +60,7 @@ class FirstHittingSampler(Sampler):
 
 
 @final
-class LowConfidenceSampler(Sampler):
+class LowConfidenceSampler(HiddenTokenSampler):
     """The most probable predictions of each step, as many in each (Nie et al. 2025, section 2.4: remasking).
 
     What remains hidden are predictions of this step of low confidence. Of a remainder the first steps accept one more
@@ -80,7 +80,7 @@ def highest(
     return (rank < count) & is_hidden
 
 
-SAMPLERS: dict[str, Sampler] = {
+SAMPLERS: dict[str, HiddenTokenSampler] = {
     "ancestral": AncestralSampler(),
     "first-hitting": FirstHittingSampler(),
     "low-confidence": LowConfidenceSampler(),

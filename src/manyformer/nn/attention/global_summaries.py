@@ -26,7 +26,7 @@ from manyformer.nn.core import (
 from manyformer.nn.masks.mask import part_ids_of, roles_of
 from manyformer.nn.ops.static_layout import has_roles_or_parts, materialize
 from manyformer.nn.runtime.devices import send
-from manyformer.nn.runtime.torch_internals import compiler_disabled
+from manyformer.nn.runtime.torch_internals import compiler_disabled, count_blocks
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 MAX_PARTS = 1 << 32
@@ -71,7 +71,7 @@ class PartSummaries(SummaryTokens):
             raise ValueError(f"PartSummaries: part_length ({self.part_length}) must be at least 1")
 
     def layout(self, length: int) -> PrefixedLayout:
-        return PrefixedLayout(-(-length // self.part_length), ContiguousLayout(), self.part_length)
+        return PrefixedLayout(count_blocks(length, self.part_length), ContiguousLayout(), self.part_length)
 
     def part_ids_of(self, positions: TokenPositions) -> Int[Tensor, "b l"]:
         if positions.part_ids is None:

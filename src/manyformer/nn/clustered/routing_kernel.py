@@ -26,7 +26,7 @@ from manyformer.nn.kernels.kernel import Kernel, KernelCall
 from manyformer.nn.ops import softmax_attention as ops
 from manyformer.nn.ops.document_rows import grid_by_run
 from manyformer.nn.runtime.recompute import choose_once
-from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled
+from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, count_blocks
 
 
 class RoutingState(NamedTuple):
@@ -119,7 +119,7 @@ class BalancedMembership(ClusterMembership):
         size = self.size
         limits = None
         if size is None:
-            size = -(-length // clusters)
+            size = count_blocks(length, clusters)
             limits = None if lengths is None else -(-lengths // clusters)
         return choose_once(lambda: bucket_chunks.top_members(cosines.detach(), size, limits))
 

@@ -19,7 +19,7 @@ from manyformer.nn.masks.local import Causal
 from manyformer.nn.masks.mask import AllKeys, Mask
 from manyformer.nn.ops.document_rows import DocumentGrid, grid_by_run
 from manyformer.nn.runtime.head_selection import PerHeadTensors
-from manyformer.nn.runtime.torch_internals import autocast_disabled, is_of_any_size, narrowed
+from manyformer.nn.runtime.torch_internals import autocast_disabled, count_blocks, is_of_any_size, narrowed
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 
@@ -258,7 +258,7 @@ class SinkhornKernel(Kernel):
         size = self.block
         first_block = (length - q.shape[2]) // size
         # from the number of blocks, so that exported graphs are for lengths of any remainder
-        blocks = -(-length // size)
+        blocks = count_blocks(length, size)
         padding = blocks * size - length
         may_pad = is_of_any_size(length) or padding > 0
         # cached keys may end inside a block: queries begin at the same place of it

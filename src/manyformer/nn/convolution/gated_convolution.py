@@ -46,8 +46,8 @@ class GatedConvolution(Layer, FusedRows):
         return ConvolutionTokens.empty(batch, len(self.weight) - 1, self.dim, device=device, dtype=dtype)
 
     def forward(self, x: Float[Tensor, "b l d"], ctx: Context, state: State = None) -> LayerOutput:
-        before, after, x = self.in_proj(x).chunk(3, -1)
-        gated = before * x
+        input_gate, output_gate, x = self.in_proj(x).chunk(3, -1)
+        gated = input_gate * x
         weight = self.weight.to(gated.dtype)
         rows = None
         if state is None:
@@ -56,7 +56,7 @@ class GatedConvolution(Layer, FusedRows):
             y, state = convolve_neighbours(gated, weight, ctx.positions, state, causal=True)
         else:
             y = convolve_rows(rows, weight, causal=True)
-        return LayerOutput(self.out_proj(after * y), state)
+        return LayerOutput(self.out_proj(output_gate * y), state)
 
     def extra_repr(self) -> str:
         return f"{len(self.weight)} tokens"

@@ -18,7 +18,7 @@ from torch import Tensor
 from manyformer.nn.ops.softmax_attention import masked_softmax
 from manyformer.nn.runtime.device_reads import count_values, is_readable, reads_are_free
 from manyformer.nn.runtime.recompute import recompute_for_gradient
-from manyformer.nn.runtime.torch_internals import is_of_any_size, narrowed
+from manyformer.nn.runtime.torch_internals import count_blocks, is_of_any_size, narrowed
 
 GATHERED_ELEMENTS = 1 << 22
 """Gathered numbers, or products of an index, that are held at a time."""
@@ -181,7 +181,7 @@ def block_choice_attention(
     `chosen` are different earlier blocks of each query, -1 for none."""
     length = q.shape[2]
     # from the number of blocks, so that exported graphs are for lengths of any remainder
-    blocks = -(-length // block)
+    blocks = count_blocks(length, block)
     padding = blocks * block - length
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     q_blocks, k_blocks, v_blocks = (

@@ -15,7 +15,7 @@ from torch import Tensor
 from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
 from manyformer.nn.ops.any_length import scan_any_length
 from manyformer.nn.runtime.device_reads import count_values
-from manyformer.nn.runtime.torch_internals import is_of_any_size, narrowed
+from manyformer.nn.runtime.torch_internals import count_blocks, is_of_any_size, narrowed
 
 NO_SEGMENT = -2
 """The segment id that stands for a stream without any token so far."""
@@ -267,7 +267,7 @@ def segment_rows(positions: TokenPositions, batch: int, length: int, segment: in
         offset = start % segment
         first = torch.full_like(rows, offset)
         count = torch.full_like(rows, length)
-        columns = -(-(offset + length) // segment) * segment
+        columns = count_blocks(offset + length, segment) * segment
         return SegmentRows(
             None, offset, first, count, rows, torch.full_like(rows, int(start > 0)).bool(), rows, columns
         )
@@ -292,7 +292,7 @@ def segment_rows(positions: TokenPositions, batch: int, length: int, segment: in
     begin = begin.where(count > 0, 0)
     first = begin % segment
     grid = make_grid(line, position_ids - (begin - first)[line], valid, documents, longest)
-    columns = -(-grid.present.shape[1] // segment) * segment
+    columns = count_blocks(grid.present.shape[1], segment) * segment
     # only the first document of a row can continue that of the call before
     is_first_run = torch.arange(documents, device=number.device) % max_runs == 0
     latest = torch.where(number[:, -1] > 0, rows * max_runs + number[:, -1] - 1, -1)

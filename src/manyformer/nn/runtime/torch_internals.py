@@ -31,6 +31,7 @@ __all__ = [
     "compiler_backend",
     "compiler_disabled",
     "constant_for_compiler",
+    "count_blocks",
     "fixed_size",
     "has_autocast",
     "has_flash_attention_on_cpu",
@@ -252,6 +253,13 @@ def fixed_size(size: int) -> int:
 def is_of_any_size(size: Any) -> bool:
     """Whether an exported graph is recorded that knows no number for this size."""
     return torch.compiler.is_exporting() and isinstance(size, torch.SymInt)
+
+
+def count_blocks(length: int, size: int) -> int:
+    """How many blocks of `size` hold `length` tokens.
+
+    By a quotient of positive numbers: ONNX rounds that of a negative one, as in `-(-length // size)`, up."""
+    return (length + size - 1) // size
 
 
 def narrowed(x: Tensor, axis: int, start: int, size: int) -> Tensor:

@@ -14,6 +14,7 @@ from manyformer.nn.ops import softmax_attention as ops
 from manyformer.nn.ops.chosen_attention import block_choice_attention, choose_highest_scores
 from manyformer.nn.ops.document_rows import grid_by_run
 from manyformer.nn.runtime.recompute import choose_once
+from manyformer.nn.runtime.torch_internals import count_blocks
 
 MoBAPath = Literal["naive", "blocks"]
 
@@ -154,7 +155,7 @@ class MoBAKernel(Kernel):
         """The blocks of the document of each row's one query, as many as positions allow; the last one of a row is for
         all other keys."""
         rows = len(k)
-        count = -(-position_limit // self.block) + 1
+        count = count_blocks(position_limit, self.block) + 1
         # keys of other documents, padding and unused columns go to the last block, which is never chosen
         number = torch.where(query.same_document(keys)[:, 0], keys.position_ids // self.block, count - 1)
         index = number + count * torch.arange(rows, device=k.device)[:, None]

@@ -17,6 +17,7 @@ from manyformer.nn.ops.softmax_attention import masked_softmax
 from manyformer.nn.positions.position import Position
 from manyformer.nn.runtime.head_selection import HeadProjection
 from manyformer.nn.runtime.recompute import choose_once
+from manyformer.nn.runtime.torch_internals import count_blocks
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 
@@ -240,7 +241,7 @@ class NSAKernel(Kernel):
         compressed_length, stride, block, *_ = self.sizes
         per_compressed = compressed_length // stride
         per_block = block // stride
-        count = -(-length // block)
+        count = count_blocks(length, block)
         # the first block also overlaps compressed ones that begin before it, of which there are none
         padded = F.pad(weights, (per_compressed - 1, count * per_block - weights.shape[-1]))
         width = per_compressed + per_block - 1

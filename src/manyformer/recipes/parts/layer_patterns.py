@@ -72,10 +72,12 @@ def _check_letter(pattern: str, place: int, letters: Mapping[str, str], keyword:
     character = pattern[place]
     if character in letters:
         return
-    what = f"'{character}' at place {place + 1}"
+    place_text = f"'{character}' at place {place + 1}"
     if character == ".":
-        raise UserError(f"{keyword} ('{pattern}'): {what} follows no mixer, whose feed-forward branch it would remove")
-    raise UserError(f"{keyword} ('{pattern}'): {what} is no mixer; possible are {_describe(letters)}")
+        raise UserError(
+            f"{keyword} ('{pattern}'): {place_text} follows no mixer, whose feed-forward branch it would remove"
+        )
+    raise UserError(f"{keyword} ('{pattern}'): {place_text} is no mixer; possible are {_describe(letters)}")
 
 
 def _describe(letters: Mapping[str, str]) -> str:
@@ -103,23 +105,23 @@ def _make_branches(
     kind: LayerKind, mixers: Mapping[str, MixerMaker], feed_forwards: Mapping[str, Callable[[], Layer]], number: int
 ) -> dict[str, Layer]:
     """The branches of the layer of a number."""
-    made = [mixers[letter](number) for letter in kind.mixers]
+    mixer_layers = [mixers[letter](number) for letter in kind.mixers]
     branches: dict[str, Layer] = {}
-    if len(made) == 1:
-        branches["attention" if isinstance(made[0], MultiHeadLayer) else "mixer"] = made[0]
-    elif made:
-        branches["mixer"] = ParallelLayers(**{f"heads{place}": mixer for place, mixer in enumerate(made)})
+    if len(mixer_layers) == 1:
+        branches["attention" if isinstance(mixer_layers[0], MultiHeadLayer) else "mixer"] = mixer_layers[0]
+    elif mixer_layers:
+        branches["mixer"] = ParallelLayers(**{f"heads{place}": mixer for place, mixer in enumerate(mixer_layers)})
     if kind.then:
         branches["ff"] = feed_forwards[kind.then]()
     return branches
 
 
 def _always_the_first(make: LayerMaker) -> LayerMaker:
-    made: list[Mapping[str, Layer] | Layer] = []
+    first_layer: list[Mapping[str, Layer] | Layer] = []
 
     def make_once(number: int) -> Mapping[str, Layer] | Layer:
-        if not made:
-            made.append(make(number))
-        return made[0]
+        if not first_layer:
+            first_layer.append(make(number))
+        return first_layer[0]
 
     return make_once
