@@ -23,10 +23,10 @@ class GraphCount:
         ends = ""
         if self.ends:
             ends = f", as they end at {'; '.join(self.ends)}"
-        more = "; none is added for other lengths"
+        lengths = "; none is added for other lengths"
         if self.more:
-            more = f"; {self.more} more for two other lengths"
-        return f"{self.graphs} graph{'s' * (self.graphs != 1)}{ends}{more}"
+            lengths = f"; {self.more} more for two other lengths"
+        return f"{self.graphs} graph{'s' * (self.graphs != 1)}{ends}{lengths}"
 
 
 @cache

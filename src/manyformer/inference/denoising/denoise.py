@@ -177,8 +177,8 @@ def canvas_rows(
 
 def check_gaps_of_blocks(index: int, row: Sequence[int], model: BlockDiffusionLM) -> None:
     """Raise UserError for a hidden token before given ones of a later block, which a model of blocks cannot see."""
-    given = [column for column, token in enumerate(row) if token != model.mask_token]
-    last = given[-1] // model.block if given else 0
+    visible = [column for column, token in enumerate(row) if token != model.mask_token]
+    last = visible[-1] // model.block if visible else 0
     if any(token == model.mask_token and column // model.block < last for column, token in enumerate(row)):
         raise UserError(
             f"prompt {index} has a gap before a later block of {model.block} tokens, and a model of blocks sees none "
@@ -196,11 +196,11 @@ def with_gaps(model: DiffusionLM, prompts: PromptBatch, tokenizer: TokenizerProt
         )
     rows: list[Prompt] = []
     for text in texts:
-        first, *others = str(text).split(gap)
+        first, *pieces = str(text).split(gap)
         ids = list(tokenizer.encode(first))
         if tokenizer.begins_prompts or not ids:
             ids = [tokenizer.bos, *ids]
-        for piece in others:
+        for piece in pieces:
             ids += [model.mask_token, *tokenizer.encode(piece)]
         rows.append(ids)
     return rows
@@ -231,7 +231,7 @@ def read_text(ids: Sequence[int], row: Sequence[int], tokenizer: TokenizerProtoc
     if tokenizer is None:
         return FilledText(list(ids), None, seed)
     ends = (column for column, token in enumerate(ids) if token in tokenizer.stop_ids and token != row[column])
-    kept = list(ids[: next(ends, len(ids))])
-    if kept[:1] == [tokenizer.bos]:
-        kept = kept[1:]
-    return FilledText(kept, tokenizer.decode(kept), seed)
+    tokens = list(ids[: next(ends, len(ids))])
+    if tokens[:1] == [tokenizer.bos]:
+        tokens = tokens[1:]
+    return FilledText(tokens, tokenizer.decode(tokens), seed)

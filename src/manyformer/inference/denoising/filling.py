@@ -120,8 +120,8 @@ class Filling:
 
     def _steps_of_block(self, is_hidden: Bool[Tensor, "b n"], blocks: int) -> int:
         hidden = int(is_hidden.sum(1).max())
-        wanted = None if self.steps is None else -(-self.steps // blocks)
-        return self.sampler.step_count(hidden, wanted)
+        steps = None if self.steps is None else -(-self.steps // blocks)
+        return self.sampler.step_count(hidden, steps)
 
     def _predicts(
         self, logits: PredictFn, model: DiffusionLM, canvas: Canvas, may_end: Bool[Tensor, "b n"]

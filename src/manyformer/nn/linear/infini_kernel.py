@@ -203,9 +203,9 @@ class InfiniKernel(Kernel, PerHeadTensors):
             # M + K'(V - D K M), with the divisors D of what the memory returns, is an affine function of M
             total = key_features @ normalizers[:, :, :-1, :, None]
             identity = torch.eye(k.shape[3], dtype=dtype, device=k.device)
-            kept = identity - key_features.mT @ (key_features / (total + (total == 0)))
-            kept = _with_initial(identity.expand(*kept.shape[:2], -1, -1), kept)
-            matrices, _ = scan_any_length(_later_segments, (written, kept), (0.0, 0.0), 2)
+            erased = identity - key_features.mT @ (key_features / (total + (total == 0)))
+            erased = _with_initial(identity.expand(*erased.shape[:2], -1, -1), erased)
+            matrices, _ = scan_any_length(_later_segments, (written, erased), (0.0, 0.0), 2)
         else:
             matrices = written.cumsum(2)
         before = SegmentMemory(matrices[:, :, :-1], normalizers[:, :, :-1]).of_heads(q.shape[1] // k.shape[1])

@@ -107,15 +107,15 @@ class Mamba3Mixer(Layer, FusedRows, UndecayedParameters):
     ) -> tuple[Float[Tensor, "b l n"], Mamba3State | None]:
         """What the memories return, with the skip, and the next state if there is one."""
         v, k, q, steps, rates, shares, turns = parts
-        before = state
-        if before is None:
-            before = self.init_state(len(v), device=v.device, dtype=v.dtype)
-        rows = _rows_of(positions, before.segment_ids, len(v))
+        initial = state
+        if initial is None:
+            initial = self.init_state(len(v), device=v.device, dtype=v.dtype)
+        rows = _rows_of(positions, initial.segment_ids, len(v))
         steps = F.softplus(steps + self.dt_bias)
         if rows.valid is not None:
             # a step of size zero neither decays, writes nor turns
             steps = steps.masked_fill(~rows.valid[..., None], 0.0)
-        angles = summed_angles(math.pi * turns.tanh()[:, :, None] * steps[..., None], rows.run, before.angles)
+        angles = summed_angles(math.pi * turns.tanh()[:, :, None] * steps[..., None], rows.run, initial.angles)
         key, query = (
             rotated(norm(part)[:, :, None] + bias, angles)
             for norm, part, bias in ((self.key_norm, k, self.key_bias), (self.query_norm, q, self.query_bias))
@@ -134,7 +134,7 @@ class Mamba3Mixer(Layer, FusedRows, UndecayedParameters):
         both_values = torch.cat([values, earlier_values], 2).transpose(1, 2)
         both_queries = query.transpose(1, 2).repeat(1, 2, 1, 1)
         both_decays = decay.mT[..., None].repeat(1, 2, 1, 1)
-        memory = torch.cat([before.memory, torch.zeros_like(before.memory)], 1).to(v.dtype)
+        memory = torch.cat([initial.memory, torch.zeros_like(initial.memory)], 1).to(v.dtype)
         fold = matrix_recurrence.recurrent if v.shape[1] == 1 else linear_attention.chunked
         y, memory = fold(both_queries, both_keys, both_values, both_decays, rows.run, memory)
         first, second = y.chunk(2, 1)

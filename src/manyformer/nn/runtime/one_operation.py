@@ -149,10 +149,10 @@ def _backward(name: str, kinds: str, tensors: Sequence[Tensor], *rest: Any) -> l
     gradients = FUNCTIONS[name].backward(context, *gradients_of_results)
     if not isinstance(gradients, tuple):
         gradients = (gradients,)
-    wanted = [gradient for gradient, kind in zip(gradients, kinds) if kind == DIFFERENTIATED]
+    differentiated = [gradient for gradient, kind in zip(gradients, kinds) if kind == DIFFERENTIATED]
     return [
         torch.zeros_like(x, memory_format=torch.contiguous_format) if gradient is None else gradient.contiguous()
-        for gradient, x in zip(wanted, _differentiated(kinds, tensors))
+        for gradient, x in zip(differentiated, _differentiated(kinds, tensors))
     ]
 
 
