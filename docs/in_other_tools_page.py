@@ -70,8 +70,10 @@ no derivative. On torch 2.13, on a CPU.
   (`loops`) have the names of their first place.
 - **Exported graphs** compute recurrences as one chunk and let all experts see all tokens, so that batch and length may
   be any; `torch.jit.trace` gives a tuple of the tensors of the output. A graph of any length is refused where a loop
-  over tokens is left (`bahdanau`) and where decays of channels halve the pairs of tokens (`gla`, `hgrn2`, `kda`,
-  `rwkv-7`): export these with a fixed length. That of `nsa` is for lengths with the example's remainder by blocks.
+  over tokens is left (`bahdanau`, `lstm-lm`, `lstm-policy`) and where decays of channels halve the pairs of tokens
+  (`gla`, `hgrn2`, `kda`, `rwkv-7`): export these with a fixed length. Scans (`mamba`, `mlstm`, the memory of
+  `infini-attention`) go by doubling there, for up to 16,384 steps; where tokens are cut into blocks or segments, graphs
+  ask for more tokens than the first of them has.
 - **Graphs of `torch.compile`**: where data choose (experts, clusters, adaptive steps) or where a loop over tokens would
   be unrolled, a function is taken out of the graph; the remarks below name it with the number of graphs. Where
   the length is fixed, the loop in which chunks of a recurrence pass their memory on is unrolled; where it is dynamic,

@@ -131,7 +131,10 @@ def onnx(subject: Subject) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "model.onnx")
         shapes = _dynamic_shapes(subject, model, inputs)
-        torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        try:
+            torch.onnx.export(model, inputs, file, dynamo=True, verbose=False, dynamic_shapes=shapes)
+        except RuntimeError as error:
+            raise _cause_of(error) from error
         session = onnxruntime.InferenceSession(file)
         others = subject.inputs(model, ROWS + 1, LENGTH + 9, seed=5)
         arrays = [x.numpy() for x in others if isinstance(x, Tensor)]
@@ -139,6 +142,16 @@ def onnx(subject: Subject) -> str | None:
         found = torch.from_numpy(session.run(None, dict(zip(names, arrays)))[0])
     compare(found, output_of(model, others), "another shape")
     return None
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """What the exporter of ONNX met first: its own message has no word of it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if str(error).startswith("No ONNX function found"):
+        operator = re.search(r"op='(\S+)'", str(error))
+        return ToolLimit(f"the exporter of ONNX has no function for {operator[1] if operator else 'an operator'}")
+    return error
 
 
 def jit_traced(subject: Subject) -> None:

@@ -2,7 +2,7 @@
 
 `import manyformer as mf`, then `mf.recipes()`, `mf.build(name, **keywords)`, `mf.load(path)`, `model.save(path)`,
 `mf.train(...)`, `mf.evaluate(run)`, `mf.compare(cases)`, `mf.advise(task=...)`, `mf.generate(model, prompts)`,
-`mf.check(model)`, `mf.explain(model, tokens)`, `mf.view(model, text)`,
+`mf.denoise(model, prompts)`, `mf.check(model)`, `mf.explain(model, tokens)`, `mf.view(model, text)`,
 `mf.draw(mask, length)`, `mf.knn_lm(model, mf.Datastore(folder))`.
 Importing the package does not load torch; the first use of a name does.
 """
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from manyformer.conversion.surgery.head_sharing import collaborate
     from manyformer.conversion.surgery.recipe_conversions import memorize
     from manyformer.inference.datastore import Datastore, knn_lm
+    from manyformer.inference.denoising import denoise
     from manyformer.inference.evaluate import evaluate
     from manyformer.inference.generate import generate
     from manyformer.models.with_early_exit import early_exit
@@ -43,6 +44,7 @@ _MODULES = {
     "collaborate": "manyformer.conversion.surgery.head_sharing",
     "compare": "manyformer.analysis.comparisons",
     "convert": "manyformer.conversion.surgery",
+    "denoise": "manyformer.inference.denoising",
     "draw": "manyformer.analysis.figures",
     "early_exit": "manyformer.models.with_early_exit",
     "evaluate": "manyformer.inference.evaluate",
@@ -69,6 +71,7 @@ __all__ = [
     "collaborate",
     "compare",
     "convert",
+    "denoise",
     "draw",
     "early_exit",
     "evaluate",

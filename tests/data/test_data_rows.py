@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,10 +22,10 @@ from manyformer.data.batching.row_layouts import (
     WindowLayout,
     best_fit,
 )
-from manyformer.data.batching.text_epochs import NextTokenBatches, TextPlan, mask_tokens
+from manyformer.data.batching.text_epochs import NextTokenBatches, NoisedBatches, TextPlan, mask_tokens
 from manyformer.data.storage.token_shards import ShardFacts, TokenShard
 from manyformer.data.tokenizers.native_tokenizers import CharTokenizer
-from manyformer.nn.batches import IGNORE_INDEX
+from manyformer.nn.batches import IGNORE_INDEX, NoisedBatch
 
 BOS, EOS = 1, 2
 THOUSAND = CharTokenizer(map(chr, range(1000, 1995)))
@@ -234,3 +235,35 @@ def test_random_windows_reach_every_token_and_are_drawn_anew_in_each_epoch() -> 
     assert set(np.concatenate(starts)) == set(range(len(shard.tokens) - 8))
     assert not np.array_equal(starts[0], starts[1])
     assert np.array_equal(starts[1], layout.arrange(random_generator(0, 1)).token_indices(np.arange(8))[:, 0])
+
+
+def test_a_diffusion_hides_ordinary_tokens_once_and_stratifies_its_levels() -> None:
+    shard = shard_of([5, 12, 3])
+    rows = everything(DocumentLayout(shard, 8, shifted=False, pad=0).arrange(None))
+    maker = NoisedBatches(THOUSAND)
+    batch = maker.make_batch(rows, (1, 2))
+    targets = batch.targets[batch.targets != IGNORE_INDEX].tolist()
+    # every token of the text but the starts of its documents, which are given
+    assert sorted(targets) == sorted(token for document in documents(shard) for token in document[1:])
+    assert batch.target_count() == len(targets)
+    count = len(batch.tokens)
+    levels = batch.noise[..., 0].double()
+    # in each column another part of the range for each row, at one place in it
+    assert ((levels * count).floor().sort(dim=0).values == torch.arange(count)[:, None]).all()
+    places = levels * count % 1
+    assert float((places - places[:1]).abs().max()) < 1e-4
+    again, others = (maker.make_batch(rows, seeds).noise for seeds in ((1, 2), (1, 3)))
+    assert torch.equal(again, batch.noise)
+    assert not torch.equal(others, batch.noise)
+
+
+def test_held_out_noise_is_the_same_in_every_pass() -> None:
+    plan = TextPlan(DocumentLayout(shard_of([20, 30]), 8, shifted=False, pad=0), 2, NoisedBatches(THOUSAND), "x")
+    passes = [[epoch.batch(number) for number in range(len(epoch))] for epoch in (plan.fixed_epoch(),) * 2]
+    for first, second in zip(*passes, strict=True):
+        assert isinstance(first, NoisedBatch)
+        assert isinstance(second, NoisedBatch)
+        assert torch.equal(first.noise, second.noise)
+    trained = [plan.epoch(0, number).batch(0) for number in (0, 1)]
+    noise = [batch.noise for batch in trained if isinstance(batch, NoisedBatch)]
+    assert not torch.equal(*noise)

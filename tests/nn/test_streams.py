@@ -1,7 +1,8 @@
 """Stacks with a rule: plain sums are a chain; rules of several streams, or of all outputs, decode as they train."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,66 +15,22 @@ from manyformer.nn.feed_forward.feedforward import FeedForward
 from manyformer.nn.masks import Causal
 from manyformer.nn.residual import AddJoin, Residual
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
-from manyformer.nn.streams import BranchPlace, DepthSkips, StreamLayer, StreamRule, StreamStack
+from manyformer.nn.streams import (
+    AttentionResiduals,
+    DepthSkips,
+    DynamicConnection,
+    HyperConnections,
+    ManifoldConnection,
+    ManifoldHead,
+    StaticConnection,
+    StreamLayer,
+    StreamRule,
+    StreamStack,
+    UnmixedConnection,
+)
 
 DEPTH = 3
-
-
-class Streams(NamedTuple):
-    """Streams side by side (b, l, n, d)."""
-
-    h: Tensor
-
-
-class HyperConnections(StreamRule[Streams]):
-    """Zhu et al. 2024 (arXiv:2409.19606), static: branch m reads a_m h; h becomes b_m h + c_m y."""
-
-    def __init__(self, streams: int, branches: int) -> None:
-        super().__init__()
-        self.streams = streams
-        self.reads = nn.Parameter(torch.eye(streams).repeat(branches, 1)[:branches])
-        self.mixes = nn.Parameter(torch.eye(streams).repeat(branches, 1, 1))
-        self.writes = nn.Parameter(torch.ones(branches, streams))
-
-    def start(self, x: Tensor) -> Streams:
-        return Streams(x[:, :, None].expand(-1, -1, self.streams, -1))
-
-    def read(self, streams: Streams, place: BranchPlace) -> tuple[Tensor, Streams]:
-        number = place.layer * place.branches + place.branch
-        mixed = torch.einsum("blnd,nk->blkd", streams.h, self.mixes[number])
-        return torch.einsum("blnd,n->bld", streams.h, self.reads[number]), Streams(mixed)
-
-    def write(self, streams: Streams, place: BranchPlace, y: Tensor) -> Streams:
-        number = place.layer * place.branches + place.branch
-        return Streams(streams.h + self.writes[number][:, None] * y[:, :, None])
-
-    def finish(self, streams: Streams) -> Tensor:
-        return streams.h.mean(2)
-
-
-class AttentionResidual(StreamRule[tuple[Tensor, ...]]):
-    """Every branch reads a softmax over the embedding and the outputs of all branches before it."""
-
-    def __init__(self, dim: int, branches: int) -> None:
-        super().__init__()
-        self.queries = nn.Parameter(torch.randn(branches + 1, dim))
-
-    def start(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (x,)
-
-    def read(self, streams: tuple[Tensor, ...], place: BranchPlace) -> tuple[Tensor, tuple[Tensor, ...]]:
-        return self.mixture(streams), streams
-
-    def write(self, streams: tuple[Tensor, ...], place: BranchPlace, y: Tensor) -> tuple[Tensor, ...]:
-        return (*streams, y)
-
-    def finish(self, streams: tuple[Tensor, ...]) -> Tensor:
-        return self.mixture(streams)
-
-    def mixture(self, streams: tuple[Tensor, ...]) -> Tensor:
-        outputs = torch.stack(streams, 2)
-        weights = (outputs @ self.queries[len(streams) - 1]).softmax(-1)
-        return (weights[..., None] * outputs).sum(2)
+BRANCHES = (2,) * DEPTH
 
 
 def layers(kind: type[Chain] | type[StreamLayer]) -> dict[str, Layer]:
@@ -97,7 +54,16 @@ def call(stack: Layer) -> Tensor:
 CPU = torch.device("cpu")
 
 
-@pytest.mark.parametrize("rule", [DepthSkips(DEPTH), HyperConnections(1, 2 * DEPTH), HyperConnections(3, 2 * DEPTH)])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        DepthSkips(DEPTH),
+        HyperConnections(1, BRANCHES, partial(StaticConnection, 1)),
+        HyperConnections(3, BRANCHES, partial(StaticConnection, 3)),
+        HyperConnections(3, BRANCHES, partial(DynamicConnection, 16, 3)),
+    ],
+    ids=str,
+)
 def test_rules_that_begin_as_plain_sums_equal_a_chain(rule: StreamRule[Any]) -> None:
     chain = Chain(**layers(Chain)).double()
     stack = StreamStack(rule, **layers(StreamLayer)).double()
@@ -110,11 +76,15 @@ def test_rules_that_begin_as_plain_sums_equal_a_chain(rule: StreamRule[Any]) -> 
 @pytest.mark.parametrize(
     "rule",
     [
-        HyperConnections(3, 2 * DEPTH),
-        AttentionResidual(16, 2 * DEPTH),
+        HyperConnections(3, BRANCHES, partial(StaticConnection, 3)),
+        HyperConnections(3, BRANCHES, partial(DynamicConnection, 16, 3)),
+        HyperConnections(3, BRANCHES, partial(ManifoldConnection, 16, 3), ManifoldHead(16, 3)),
+        HyperConnections(3, BRANCHES, partial(UnmixedConnection, 16, 3), ManifoldHead(16, 3)),
+        AttentionResiduals(16, BRANCHES),
+        AttentionResiduals(16, BRANCHES, block_layers=2),
         DepthSkips(DEPTH, from_embedding=True, across=True, backout=True),
     ],
-    ids=lambda rule: type(rule).__name__,
+    ids=str,
 )
 def test_any_rule_decodes_one_token_at_a_time(rule: StreamRule[Any]) -> None:
     """All state is that of the branches; the bound step and `forward` with a state give what one pass gives."""
@@ -133,21 +103,6 @@ def test_any_rule_decodes_one_token_at_a_time(rule: StreamRule[Any]) -> None:
                 y, state = step(x[:, place : place + 1], Context(positions), state)
                 outputs.append(y)
             torch.testing.assert_close(torch.cat(outputs, 1), whole, rtol=0, atol=1e-12)
-
-
-def test_attention_residuals_of_two_branches_are_what_they_say() -> None:
-    rule = AttentionResidual(16, 2)
-    parts = layers(StreamLayer)
-    stack = StreamStack(rule, **{"0": parts["0"]}).double()
-    layer: Any = parts["0"]
-    x = torch.randn(1, 6, 16).double()
-    ctx = Context(contiguous_positions(1, 0, 6, CPU))
-    first = layer.attention.summand(x, ctx).y
-    scores = torch.stack([x @ rule.queries[1], first @ rule.queries[1]]).softmax(0)
-    second = layer.ff.summand(scores[0][..., None] * x + scores[1][..., None] * first, ctx).y
-    last = torch.stack([value @ rule.queries[2] for value in (x, first, second)]).softmax(0)
-    expected = sum(weight[..., None] * value for weight, value in zip(last, (x, first, second)))
-    torch.testing.assert_close(stack(x, ctx).y, expected, rtol=0, atol=1e-12)
 
 
 def post_norm_branch() -> Layer:

@@ -66,6 +66,17 @@ def test_stopped_between_steps(step: int, tmp_path: Path, whole: Path) -> None:
     same(tmp_path / "run", whole)
 
 
+def test_layers_ahead_go_on_as_they_were(tmp_path: Path) -> None:
+    """Their weights are in checkpoints, and their dropout draws the same numbers."""
+    model = {"dim": 16, "depth": 2, "heads": 2, "dropout": 0.1, "ahead": "sequential", "ahead_tokens": 2}
+    settings = {**SETTINGS, "limits": {"steps": 6}, "model": model}
+    go(a_run(tmp_path / "whole", **settings))
+    run = a_run(tmp_path / "run", **settings)
+    stopped(run, 3)
+    go(run)
+    same(tmp_path / "run", tmp_path / "whole")
+
+
 def stopped_at(run: RunConfig, step: int) -> str:
     """Asked to stop while the batches of that step are fetched."""
     wish, source = StopSignal(), FakeSource("language-model")

@@ -32,9 +32,11 @@ from manyformer.cli.options import (
     StatsOption,
     decoding_option,
     decoding_options,
+    denoising_option,
     refuse_options,
 )
 from manyformer.inference.decoding_options import DecodingOptions, StepPath
+from manyformer.inference.denoising_options import DenoisingOptions, SamplerName
 
 if TYPE_CHECKING:
     from manyformer.inference.datastore import RetrievalAugmentedModel
@@ -49,7 +51,7 @@ BestOption = Annotated[int, decoding_option("best", "Printed with number and sco
 
 TEXT_DECODING = (
     *("greedy", "top_k", "top_p", "min_p", "repetition_penalty", "no_repeat_ngram", "beam", "length_penalty", "best"),
-    *("max_new", "crop", "stop", "stop_ids", "step_path"),
+    *("max_new", "crop", "stop", "stop_ids", "step_path", "draft", "drafter"),
 )
 TEXT_OPTIONS = (
     *("prompt", "lines", "no_cache", "datastore", "weight", "retriever", "calibration", "as_json"),
@@ -57,6 +59,12 @@ TEXT_OPTIONS = (
 )
 IMAGE_OPTIONS = ("complete", "classes", "tries", "data", "out")
 """The options that are for models of text, and of images, only."""
+DIFFUSION_OPTIONS = ("gap", "sampler", "steps", "block")
+"""The options that are for models by masked diffusion only."""
+NEXT_TOKEN_OPTIONS = tuple(
+    name for name in TEXT_OPTIONS if name not in ("prompt", "lines", "no_cache", "as_json", "max_new")
+)
+"""The options of text that are for models of each next token only."""
 
 
 @command(
@@ -65,9 +73,12 @@ IMAGE_OPTIONS = ("complete", "classes", "tries", "data", "out")
     'manyformer generate runs/lm-stdlib "def " --temperature 0.8',
     'manyformer generate runs/lm-stdlib "import " --top-p 0.9 --max-new 100 --samples 3 --seed 1',
     'manyformer generate runs/lm-stdlib "class " --beam 4 --stats',
+    'manyformer generate runs/lm-stdlib "class " --draft 4 --drafter lookup --stats',
     'manyformer generate runs/lm-stdlib "def " --datastore runs/lm-stdlib/datastores/train',
     "echo 'To be, or' | manyformer generate runs/lm-shakespeare",
     'manyformer generate runs/exits "def " --greedy --max-new 32 --calibration runs/exits/calibration.json',
+    'manyformer generate runs/mdlm "The " --max-new 64 --steps 32',
+    'manyformer generate runs/mdlm "The ___ sat on" --gap _ --sampler low-confidence --temperature 0',
     "manyformer generate runs/images-pixels --samples 100 --temperature 0.9 --seed 1",
     "manyformer generate runs/images-pixels --samples 0 --complete 12 --tries 3 --data mine.npz --out sheets",
     "manyformer generate runs/images-classes --class 3 --class 8 --samples 10",
@@ -107,6 +118,10 @@ def generate(
         str | None, Option(help="For a model that attends to neighbours (spalm): the run that built the datastore.")
     ] = None,
     calibration: CalibrationOption = None,
+    gap: Annotated[str | None, denoising_option("gap")] = None,
+    sampler: Annotated[SamplerName | None, denoising_option("sampler")] = None,
+    steps: Annotated[int | None, denoising_option("steps")] = None,
+    block: Annotated[int | None, denoising_option("block")] = None,
     device: DeviceOption = None,
     stats: StatsOption = False,
     as_json: JsonLinesOption = False,
@@ -115,16 +130,20 @@ def generate(
     """Continue a prompt with a trained language model; text is streamed as it is generated.
 
     The most probable token is taken each time unless an option samples or searches by a beam, as in `mf.generate`.
-    A language model of images generates pictures of new images, and of held-out ones whose lower halves it completes; a
-    model of classes, images of each class; a model for super-resolution makes small images large.
+    A model by masked diffusion also fills the gaps of a text. A language model of images generates pictures of new
+    images, and of held-out ones whose lower halves it completes; a model of classes, images of each class; a model for
+    super-resolution makes small images large.
     """
     from manyformer.data.tokenizers.pixel_tokenizer import PixelTokenizer
+    from manyformer.models import DiffusionLM
 
     generator = load_generator(run, device)
     # what the model was trained on decides which options make sense
     if isinstance(generator.tokenizer, PixelTokenizer):
         refuse_options(
-            context, TEXT_OPTIONS, f"the model in {run} generates images, and {{option}} is for text: leave it out"
+            context,
+            (*TEXT_OPTIONS, *DIFFUSION_OPTIONS),
+            f"the model in {run} generates images, and {{option}} is for text: leave it out",
         )
         from manyformer.cli.image_output import ImageJob, write_images
 
@@ -136,6 +155,32 @@ def generate(
         return
     refuse_options(
         context, IMAGE_OPTIONS, f"the model in {run} generates text, and {{option}} is for images: leave it out"
+    )
+    if isinstance(generator, DiffusionLM):
+        refuse_options(
+            context,
+            NEXT_TOKEN_OPTIONS,
+            f"the model in {run} fills hidden tokens, and {{option}} is for a model of each next token: leave it out",
+        )
+        options = DenoisingOptions(
+            gap=gap,
+            sampler=sampler,
+            steps=steps,
+            block=block,
+            max_new=decoding.get("max_new"),
+            temperature=decoding.get("temperature"),
+            seed=decoding.get("seed"),
+            samples=decoding.get("samples"),
+            use_cache=False if no_cache else None,
+        )
+        statistics = _fill_texts(generator, read_prompts(prompt, lines=lines), options, as_json=as_json)
+        if stats:
+            print_note(statistics)
+        return
+    refuse_options(
+        context,
+        DIFFUSION_OPTIONS,
+        f"the model in {run} predicts each next token, and {{option}} is for a masked diffusion: leave it out",
     )
     text_decoding = _text_decoding(context, decoding.copy(), use_cache=False if no_cache else None)
     if calibration is not None and datastore is not None:
@@ -232,6 +277,22 @@ def _write_texts(model: Any, prompts: list[str], decoding: "Decoding", *, as_jso
     result = generate(model, prompts, decoding=decoding, on_piece=lambda piece: write(piece.text))
     write("\n")
     return result.stats
+
+
+def _fill_texts(model: Any, prompts: list[str], options: DenoisingOptions, *, as_json: bool) -> str:
+    """Fill hidden tokens of all prompts and print the texts; returns how much was filled, and how fast."""
+    from manyformer.inference.denoising import denoise
+
+    result = denoise(model, prompts, **options)
+    texts = [(prompt, filled) for prompt, row in zip(prompts, result.rows) for filled in row]
+    for number, (prompt, filled) in enumerate(texts, 1):
+        if as_json:
+            print_text(json_line({"prompt": prompt, **filled._asdict()}))
+            continue
+        if len(texts) > 1:
+            print_text(f"--- text {number}, seed {filled.seed}")
+        print_text(filled.text or "")
+    return result.statistics
 
 
 def _output_lines(prompts: list[str], result: "GenerationResult", *, as_json: bool) -> Iterator[str]:

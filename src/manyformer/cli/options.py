@@ -16,6 +16,7 @@ from typer import Argument, Option
 from manyformer.base.errors import UserError
 from manyformer.base.plugins import RECIPE_GROUP, entry_points
 from manyformer.inference.decoding_options import DecodingOptions
+from manyformer.inference.denoising_options import DenoisingOptions
 from manyformer.recipes.parts.cards import recipe_modules
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,12 +102,22 @@ DECODING_NAMES = {"max_new": ("--max-new", "--length"), "crop": ("--crop",), "be
 
 def decoding_option(name: str, note: str = "", *, panel: str | None = None) -> Any:
     """The command-line option for one of the `DecodingOptions`, with its bounds and meaning; `note` ends the help."""
-    *metadata, meaning = DecodingOptions.__annotations__[name].__metadata__
+    names = DECODING_NAMES.get(name, ())
+    return _described_option(DecodingOptions.__annotations__[name], names, note=note, panel=panel)
+
+
+def denoising_option(name: str) -> Any:
+    """The command-line option for one of the `DenoisingOptions`, with its bounds and meaning."""
+    return _described_option(DenoisingOptions.__annotations__[name], (), note="", panel=None, kind="Diffusion: ")
+
+
+def _described_option(annotation: Any, names: tuple[str, ...], *, note: str, panel: str | None, kind: str = "") -> Any:
+    *metadata, meaning = annotation.__metadata__
     # bounds that are no closed ones, such as "above 0", are checked when the options become a decoding
     minimum: Any = next((bound.ge for bound in metadata if isinstance(bound, Ge)), None)
     maximum: Any = next((bound.le for bound in metadata if isinstance(bound, Le)), None)
-    help_text = f"{meaning} {note}".strip()
-    return Option(*DECODING_NAMES.get(name, ()), min=minimum, max=maximum, help=help_text, rich_help_panel=panel)
+    help_text = f"{kind}{meaning} {note}".strip()
+    return Option(*names, min=minimum, max=maximum, help=help_text, rich_help_panel=panel)
 
 
 def decoding_options(*names: str, **notes: str) -> Callable[[F], F]:

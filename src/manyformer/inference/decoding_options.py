@@ -7,6 +7,9 @@ from annotated_types import Ge, Le
 StepPath = Literal["auto", "eager", "static", "graph"]
 """How single tokens are decoded: operator by operator, by operators that are the same at every step, or as a graph."""
 
+DrafterName = Literal["ahead", "lookup"]
+"""What drafts tokens: the model's own layers that predict further tokens, or what followed the same tokens before."""
+
 
 class DecodingOptions(TypedDict, total=False):
     """The flat options of decoding with bounds and meanings; None and a missing option mean the same."""
@@ -48,5 +51,15 @@ class DecodingOptions(TypedDict, total=False):
     step_path: Annotated[
         StepPath | None,
         "How tokens are decoded: eager, static (the same operators for each), graph (these as a CUDA graph), auto.",
+    ]
+    draft: Annotated[
+        int | None,
+        Ge(1),
+        Le(64),
+        "Draft this many tokens and verify them in one step, which changes no greedy text and no distribution.",
+    ]
+    drafter: Annotated[
+        DrafterName | None,
+        "What drafts: the model's layers that predict tokens ahead, unless given, or a lookup in the text itself.",
     ]
     use_cache: Annotated[bool | None, "Decode with the model's state; if that changes no results unless given."]

@@ -7,6 +7,7 @@ from manyformer.base.lazy_names import offer_names as _offer_names
 if TYPE_CHECKING:
     from manyformer.models.audio_encoders import AudioClassifier, SpeechRecognizer
     from manyformer.models.decision_transformer import DecisionTransformer, EpisodeDecoder
+    from manyformer.models.diffusion_lm import BlockDiffusionLM, DiffusionLM, MaskedDiffusionLM
     from manyformer.models.embedding import TokenEmbedding
     from manyformer.models.encoder_model import EncoderModel, SpanReader, Tagger, TextClassifier
     from manyformer.models.generative_model import GenerativeModel, LanguageModel
@@ -23,8 +24,10 @@ _MODULES = {
     "AudioClassifier": "manyformer.models.audio_encoders",
     "BatchLoss": "manyformer.models.head",
     "BatchScore": "manyformer.models.head",
+    "BlockDiffusionLM": "manyformer.models.diffusion_lm",
     "ClassHead": "manyformer.models.head",
     "DecisionTransformer": "manyformer.models.decision_transformer",
+    "DiffusionLM": "manyformer.models.diffusion_lm",
     "EncoderDecoder": "manyformer.models.seq2seq",
     "EncoderModel": "manyformer.models.encoder_model",
     "EpisodeDecoder": "manyformer.models.decision_transformer",
@@ -33,6 +36,7 @@ _MODULES = {
     "ImageClassifier": "manyformer.models.image_classifier",
     "LanguageModel": "manyformer.models.generative_model",
     "LogisticMixture": "manyformer.models.head",
+    "MaskedDiffusionLM": "manyformer.models.diffusion_lm",
     "MaskedLM": "manyformer.models.masked_lm",
     "Model": "manyformer.models.model",
     "ModelOutput": "manyformer.models.model",
@@ -52,8 +56,10 @@ __all__ = [
     "AudioClassifier",
     "BatchLoss",
     "BatchScore",
+    "BlockDiffusionLM",
     "ClassHead",
     "DecisionTransformer",
+    "DiffusionLM",
     "EncoderDecoder",
     "EncoderModel",
     "EpisodeDecoder",
@@ -62,6 +68,7 @@ __all__ = [
     "ImageClassifier",
     "LanguageModel",
     "LogisticMixture",
+    "MaskedDiffusionLM",
     "MaskedLM",
     "Model",
     "ModelOutput",

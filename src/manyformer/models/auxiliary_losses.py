@@ -16,8 +16,9 @@ from manyformer.nn.runtime.training_hooks import TracksProgress
 
 
 class LossInputs(NamedTuple):
-    """The inputs of an auxiliary loss: targets, context, the model's `head` and its `loss` of the last layer."""
+    """The inputs of an auxiliary loss: the embedded tokens, targets, context, and the model's `head` and its `loss`."""
 
+    embedded: Float[Tensor, "b l d"]
     targets: Int[Tensor, "b l"]
     ctx: Context
     head: OutputHead

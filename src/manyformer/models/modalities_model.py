@@ -74,7 +74,7 @@ class ModalitiesModel(Model[ModalitiesBatch]):
         """What `output` makes of examples, of whose parts one at least is given; segments of -1 are padding."""
         # a batch needs labels, which `output` does not read; without any part there is no row
         first_part = next(part for part in (images, frames, tokens, torch.zeros(0, 0)) if part is not None)
-        labels = torch.zeros(len(first_part), dtype=torch.long, device=first_part.device)
+        labels = torch.zeros(first_part.shape[0], dtype=torch.long, device=first_part.device)
         batch = ModalitiesBatch(labels, images, frames, tokens, image_segments, frame_segments, token_segments)
         return self.output(batch, watch)
 

@@ -182,7 +182,10 @@ def find_early_exits(model: Model) -> EarlyExit | None:
 def _check_stack(body: Layer) -> Chain:
     """The stack as a chain of numbered layers. Raises UserError for any other."""
     if not isinstance(body, Chain):
-        raise UserError(f"early exit needs a Chain of layers, and a {type(body).__name__} is none")
+        raise UserError(
+            f"early exit needs a Chain of layers, and a {type(body).__name__} is none: use residual_streams=plain, and "
+            "no skips between layers"
+        )
     if any(getattr(module, "reads_token_ids", False) for module in body.modules()):
         raise UserError("early exit copies streams to the layers above, and these look tokens up: leave that out")
     if not any(name.isdigit() for name, _ in body.named_children()):

@@ -51,8 +51,9 @@ from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.nn.token_mixing import FourierMixer, PairTable, TokenMLP
 from manyformer.nn.token_mixing.synthesizer_attention import DenseScores, FixedScores, SynthesizerAttention
 from manyformer.recipes.gmlp import position_weight_std, spatial_gate
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import KERNELS, WINDOW, AttentionSizes, KernelName
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, ResidualStreams, language_model
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, complete_layer, language_model
 from manyformer.recipes.parts.keywords import (
     FeedForwardChunk,
     ImageChannels,
@@ -71,6 +72,7 @@ from manyformer.recipes.parts.mixer_letters import (
     make_experts,
 )
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import BlockLayers, ResidualStreams, StreamCount, residual_streams_of
 from manyformer.recipes.parts.speedrun_parts import LogitCap, SpeedrunParts, add_speedrun_parts
 from manyformer.recipes.vit import TINY_IMAGES, ImagePooling, PatchPositionKind, image_classifier
 
@@ -204,6 +206,11 @@ def compose(
     *,
     qk_norm: Annotated[bool, "queries and keys are normalized in each head, before positions"] = False,
     logit_cap: LogitCap = None,
+    stream_count: StreamCount = None,
+    block_layers: BlockLayers = None,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[ComposeParts],
 ) -> LanguageModel:
     """A causal language model; learned positions and "cosine" are limited to `max_length`, other parts to no length.
@@ -213,8 +220,8 @@ def compose(
     hybrid of layers; each mixer is the layer of its own recipe, of which it has the keywords, and experts are those of
     `mixtral`. Layers Y have queries alone: keys and values are those of the lowest Y, cached once (Sun et al. 2024,
     arXiv:2405.05254). `parts` are those of `baseline-2026`. Raises UserError for parts that exclude each other."""
-    if gate != "residual" and residual_streams == "reversible":
-        raise UserError(f"gate '{gate}' needs residual_streams=plain: reversible streams are sums")
+    if gate != "residual" and residual_streams != "plain":
+        raise UserError(f"gate '{gate}' needs residual_streams=plain: to other streams branches are added")
     if position in SOFTMAX_KERNELS and kernel != "softmax":
         raise UserError(f"kernel {kernel} does not support position {position}, which changes the scores of softmax")
     sizes = AttentionSizes(dim, heads, kv_heads or heads, max_length, length_scale)
@@ -234,6 +241,11 @@ def compose(
     if "K" not in used and kernel != "softmax":
         raise UserError(f"kernel {kernel} is that of layers K, of which pattern ('{pattern}') has none")
     _check_pattern(pattern, used, position, residual_streams, loops, has_parts=any(speedrun_parts.values()))
+    if ahead in ("sequential", "parallel") and ("Y" in used or shared_layers):
+        raise UserError(
+            f"ahead ({ahead}) adds layers with weights and keys of their own: without Y in pattern ('{pattern}'), and "
+            f"without shared_layers ('{shared_layers}')"
+        )
     readers = {letter: mixer.keywords for letter, mixer in MIXER_LETTERS.items()}
     check_mixer_keywords(options, kinds, {"W": frozenset({"window"}), **readers})
     _check_shared(shared_layers, pattern, used, residual_streams)
@@ -265,7 +277,7 @@ def compose(
         dropout=dropout,
         norm_order=norm_order,
         norm=norm,
-        streams=residual_streams,
+        streams=residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers),
         loops=loops,
         join=join,
         logit_cap=logit_cap,
@@ -275,7 +287,16 @@ def compose(
     if lowest is not None:
         keys = SharedKeys(dim, sizes.kv_heads, sizes.head_dim, norm=norm(), position=shared_position)
         model.body = share_keys(model.body, keys, str(lowest))
-    return add_speedrun_parts(model, **speedrun_parts)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **speedrun_parts),
+        makers,
+        partial(complete_layer, order=norm_order, norm=norm, dropout=dropout, join=join),
+        norm,
+        depth=depth,
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )
 
 
 def _check_shared(shared_layers: str, pattern: str, used: set[str], streams: str) -> None:

@@ -1,5 +1,6 @@
 """DeepSeek-V3: latent attention, and a mixture of many small experts that a bias balances."""
 
+from functools import partial
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt
@@ -14,7 +15,9 @@ from manyformer.nn.feed_forward.feedforward import GatedFeedForward
 from manyformer.nn.masks import Causal
 from manyformer.nn.positions import RotaryPosition, YaRNRotaryScaling
 from manyformer.nn.positions.rotary import yarn_temperature
-from manyformer.recipes.parts.baselines import rms_decoder
+from manyformer.nn.runtime.length_norms import RMSNorm
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
+from manyformer.recipes.parts.baselines import complete_layer, init_std, rms_decoder
 from manyformer.recipes.parts.keywords import (
     BalanceWeight,
     ExpertCount,
@@ -95,8 +98,11 @@ def deepseek(
     norm_eps: NormEps = 1e-6,
     tied: TiedOutput = False,
     dropout: float = 0.0,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
 ) -> LanguageModel:
-    """Section 2.1, smaller than published, without the multi-token prediction of section 2.2.
+    """Section 2.1, smaller than published; `ahead="sequential"` is the multi-token prediction of section 2.2.
 
     DeepSeek-V3 has dim=7168, depth=61, heads=128, head_dim=128, rotary_dim=64, value_dim=128, latent_dim=512,
     query_latent_dim=1536, ff_dim=18432, expert_dim=2048, num_experts=256, experts_per_token=8, expert_groups=8,
@@ -173,4 +179,15 @@ def deepseek(
         # what a token caches is its latent and one rotated key for all heads: latent_dim + rotary_dim numbers
         return {"attention": attention, "ff": feedforward(number)}
 
-    return rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied)
+    norm = partial(RMSNorm, dim, norm_eps)
+    return add_ahead_layers(
+        rms_decoder(vocab, dim, depth, layer, dropout=dropout, norm_eps=norm_eps, tied=tied),
+        layer,
+        partial(complete_layer, order="pre", norm=norm, dropout=dropout),
+        norm,
+        depth=depth,
+        std=init_std(dim),
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )

@@ -33,7 +33,9 @@ from manyformer.nn.positions import (
 )
 from manyformer.nn.positions.rotary import RotaryScaling
 from manyformer.nn.runtime.head_selection import HeadProjection
+from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
@@ -42,7 +44,7 @@ from manyformer.recipes.parts.attention_kernels import (
     causal_kernel,
     causal_window,
 )
-from manyformer.recipes.parts.baselines import LoopCount, NormOrder, head_width, rms_decoder
+from manyformer.recipes.parts.baselines import LoopCount, NormOrder, complete_layer, head_width, init_std, rms_decoder
 from manyformer.recipes.parts.keywords import (
     CausalWindowOrNone,
     HeadDim,
@@ -53,6 +55,7 @@ from manyformer.recipes.parts.keywords import (
     TiedOutput,
 )
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import BlockLayers, ResidualStreams, StreamCount, residual_streams_of
 from manyformer.recipes.parts.speedrun_parts import SpeedrunParts, add_speedrun_parts
 
 RopeScaling = Annotated[
@@ -123,7 +126,13 @@ def llama(
     score_scale: Annotated[float | None, "factor of scores; null means 1 / sqrt(head_dim)"] = None,
     score_cap: Annotated[Cap | None, "scores s become cap tanh(s / cap) (Gemma 2: 50)"] = None,
     logit_cap: Annotated[Cap | None, "logits z become cap tanh(z / cap) (Gemma 2: 30)"] = None,
+    residual_streams: ResidualStreams = "plain",
+    stream_count: StreamCount = None,
+    block_layers: BlockLayers = None,
     dropout: float = 0.0,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Llama by default, smaller than published: 7B has dim=4096, depth=32, heads=32, ff_dim=11008 (table 2).
@@ -213,8 +222,20 @@ def llama(
         logit_cap=logit_cap,
         embedding_scale=dim**0.5 if scaled_embedding else 1.0,
         loops=loops,
+        streams=residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers),
     )
-    return add_speedrun_parts(model, **parts)
+    norm = partial(RMSNorm, dim, norm_eps)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **parts),
+        layer,
+        partial(complete_layer, order=norm_order, norm=norm, dropout=dropout),
+        norm,
+        depth=depth,
+        std=init_std(dim),
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )
 
 
 def _check_windows(window: int | None, full_every: int | None, sinks: int | None, kernel: str) -> None:

@@ -22,7 +22,6 @@ from manyformer.nn.masks import Causal, LocalBlocks, Mask
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.parts.baselines import (
     LayerMaker,
-    ResidualStreams,
     axial_embedding,
     embedding_with,
     encoder_decoder,
@@ -34,6 +33,7 @@ from manyformer.recipes.parts.baselines import (
 )
 from manyformer.recipes.parts.keywords import Default, FeedForwardChunk, HeadDim, NormEps, PositiveSize
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import ResidualStreams, residual_streams_of
 
 PAPER = "Kitaev et al. 2020, Reformer: The Efficient Transformer, arXiv:2001.04451"
 
@@ -143,15 +143,16 @@ def reformer(
         embed = grid_of_vectors(vocab, (axial_rows, columns), dims, dropout=options["dropout"])
     layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published", head_dim=head_dim)
     dropout = options["dropout"]
-    streams = options["residual_streams"]
+    kind = options["residual_streams"]
+    streams = residual_streams_of(kind, dim)
     norm = partial(nn.LayerNorm, dim, eps=norm_eps)
     if output == "tied":
         if output_bias:
             raise UserError("output_bias is true, and an output tied to the embedding has none: use output=concat")
         # averaged at the end, the two streams have the width of the embedding, to which the output is tied
         return language_model(embed, depth, layer, dropout=dropout, streams=streams, norm=norm)
-    if streams != "reversible":
-        raise UserError(f"output is {output}, and residual_streams={streams} has no two streams")
+    if kind != "reversible":
+        raise UserError(f"output is {output}, and residual_streams={kind} has no two streams")
     # the layers alone: released models normalize both streams together, over 2 dim channels, behind the last layer
     plain = stack(depth, layer, order="pre", norm=norm, dropout=dropout, std=init_std(dim))
     layers: dict[str, Any] = {name: part for name, part in plain.named_children() if name != "norm"}
@@ -187,9 +188,8 @@ def reformer_strict(
     In every hash round a token attends to the earlier tokens of its bucket in its own chunk and the previous one:
     decoding token by token gives the same as one pass. Chunks are not all full, so fewer, larger buckets are better."""
     layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="strict")
-    return language_model(
-        _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
-    )
+    streams = residual_streams_of(options["residual_streams"], dim)
+    return language_model(_embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=streams)
 
 
 @recipe(
@@ -216,9 +216,8 @@ def reformer_encoder(
 ) -> MaskedLM:
     """`reformer` that also attends to the next chunk, for masked tokens, with the head of `bert`."""
     layer = _layers(dim, heads, ff_dim, num_buckets, options, variant="published", chunks_after=1)
-    return masked_lm(
-        _embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=options["residual_streams"]
-    )
+    streams = residual_streams_of(options["residual_streams"], dim)
+    return masked_lm(_embedding(vocab, dim, options), depth, layer, dropout=options["dropout"], streams=streams)
 
 
 @recipe(
@@ -273,7 +272,7 @@ def reformer_seq2seq(
         *(vocab, source_vocab, dim, depth, heads, ff_dim, dropout, "pre"),
         make_encoder_attention=lambda number: attention(number, causal=False),
         make_decoder_attention=lambda number: attention(number, causal=True),
-        streams=residual_streams,
+        streams=residual_streams_of(residual_streams, dim),
         ff_chunk=ff_chunk,
     )
 

@@ -10,6 +10,7 @@ from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import FeedForward, chunked
+from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.attention_kernels import (
     WINDOW,
     AttentionSizes,
@@ -21,13 +22,15 @@ from manyformer.recipes.parts.attention_kernels import (
 from manyformer.recipes.parts.baselines import (
     LoopCount,
     NormOrder,
-    ResidualStreams,
     check_heads,
+    complete_layer,
+    init_std,
     language_model,
     learned_embedding,
 )
 from manyformer.recipes.parts.keywords import FeedForwardChunk, GeluApproximation, NormEps
 from manyformer.recipes.parts.registry import recipe
+from manyformer.recipes.parts.residual_streams import BlockLayers, ResidualStreams, StreamCount, residual_streams_of
 from manyformer.recipes.parts.speedrun_parts import SpeedrunParts, add_speedrun_parts
 
 
@@ -57,6 +60,11 @@ def transformer_lm(
     sinks: SinkCount = None,
     kv_heads: int | None = None,
     loops: LoopCount = 1,
+    stream_count: StreamCount = None,
+    block_layers: BlockLayers = None,
+    ahead: AheadKind = "none",
+    ahead_tokens: AheadTokens = None,
+    ahead_weight: AheadWeight = None,
     **parts: Unpack[SpeedrunParts],
 ) -> LanguageModel:
     """Pre-norm, GELU, learned positions, tied output, as in GPT-2; `ff_dim` is 4 dim unless given.
@@ -78,7 +86,18 @@ def transformer_lm(
 
     embed = learned_embedding(vocab, dim, max_length, dropout=dropout)
     norm = partial(nn.LayerNorm, dim, eps=norm_eps)
+    streams = residual_streams_of(residual_streams, dim, count=stream_count, block_layers=block_layers)
     model = language_model(
-        embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=residual_streams, loops=loops
+        embed, depth, layer, dropout=dropout, norm_order=norm_order, norm=norm, streams=streams, loops=loops
     )
-    return add_speedrun_parts(model, **parts)
+    return add_ahead_layers(
+        add_speedrun_parts(model, **parts),
+        layer,
+        partial(complete_layer, order=norm_order, norm=norm, dropout=dropout),
+        norm,
+        depth=depth,
+        std=init_std(dim),
+        ahead=ahead,
+        ahead_tokens=ahead_tokens,
+        ahead_weight=ahead_weight,
+    )

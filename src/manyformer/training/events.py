@@ -44,12 +44,15 @@ class TrainingProgress(NamedTuple):
 
 
 class TrainingValidated(NamedTuple):
-    """The validation data was scored; `best` says that no earlier score was better."""
+    """The validation data was scored; `best` says that no earlier score was better.
+
+    `bounds` are the scores of which the true value is at most the one computed."""
 
     step: int
     scores: dict[str, float]
     best: bool
     seconds: float
+    bounds: frozenset[str] = frozenset()
 
 
 class CheckpointSaved(NamedTuple):
@@ -67,13 +70,16 @@ class TrainingNote(NamedTuple):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished run: its folder, last step, end reason, chosen weights (in words) and their validation scores."""
+    """A finished run: its folder, last step, end reason, chosen weights (in words) and their validation scores.
+
+    `bounds` are the scores of which the true value is at most the one computed."""
 
     out: Path
     step: int
     reason: str
     chosen_weights: str
     scores: dict[str, float]
+    bounds: frozenset[str] = frozenset()
 
     def load(self) -> "Model":
         """Load the final model."""
@@ -139,22 +145,26 @@ def _event_lines(event: TrainingEvent) -> list[str]:
             return []
         case TrainingValidated():
             best = " (best)" if event.best else ""
-            return [f"valid    step {event.step}  {format_scores(event.scores)}{best}"]
+            return [f"valid    step {event.step}  {format_scores(event.scores, event.bounds)}{best}"]
         case CheckpointSaved():
             return []
         case TrainingNote():
             return [f"note     {event.text}"]
         case TrainingFinished():
             result = event.result
-            model_line = f"model    {result.chosen_weights}  {format_scores(result.scores)}  → {result.out / 'model'}"
+            scores = format_scores(result.scores, result.bounds)
+            model_line = f"model    {result.chosen_weights}  {scores}  → {result.out / 'model'}"
             commands = [f"{'next' if number == 0 else '':<8} {line}" for number, line in enumerate(event.next_commands)]
             return [f"done     step {result.step}: {result.reason}", model_line, *commands]
 
 
-def format_scores(scores: dict[str, float]) -> str:
-    """Format scores in one line."""
+def format_scores(scores: dict[str, float], bounds: frozenset[str]) -> str:
+    """Format scores in one line, with a sign before those that are `bounds`."""
     units = {"loss": " nats"}
-    return "  ".join(f"{name.replace('_', ' ')} {value:.4f}{units.get(name, '')}" for name, value in scores.items())
+    return "  ".join(
+        f"{name.replace('_', ' ')} {'<= ' if name in bounds else ''}{value:.4f}{units.get(name, '')}"
+        for name, value in scores.items()
+    )
 
 
 def _format_progress(event: TrainingProgress) -> str:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from manyformer.base.errors import UserError
 from manyformer.base.files.json_text import json_text
 from manyformer.nn.core import Context, Layer, LayerOutput, State
+from manyformer.nn.streams import StreamRule
 
 STACK = "body"
 """The module that holds the layers of a model with one stack, itself or in one of `NESTED_STACKS`."""
@@ -45,7 +46,7 @@ def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
     decoder, towers, or one layer that is applied many times."""
     layers = _numbered_layers(model, setting)
     by_weight: dict[nn.Parameter, int] = {}
-    top = len(layers) + 1
+    top = max(layers.values()) + 1
     # all names of a tied weight, of which the lowest place counts
     for name, weight in model.named_parameters(remove_duplicate=False):
         prefix = next((prefix for prefix in layers if name.startswith(f"{prefix}.")), None)
@@ -60,14 +61,16 @@ def layer_depths(model: nn.Module, setting: str) -> LayerDepths:
 
 
 def _numbered_layers(model: nn.Module, setting: str) -> dict[str, int]:
-    """The names of the layers of the model's stack and their depths."""
+    """The places of the weights of each layer of the model's stack, and the depth of the layer."""
     modules = dict(model.named_modules())
     for stack in (STACK, *(f"{STACK}.{name}" for name in NESTED_STACKS)):
         if stack not in modules:
             continue
         numbers = [name for name, _ in modules[stack].named_children() if name.isdigit()]
         if numbers:
-            return {f"{stack}.{number}": depth for depth, number in enumerate(numbers, start=1)}
+            # how a layer reads and writes streams is trained with the layer
+            places = (f"{stack}.", f"{stack}.rule.layers.")
+            return {place + number: depth for place in places for depth, number in enumerate(numbers, start=1)}
     parts = ", ".join(name for name, _ in model.named_children())
     raise UserError(f"{setting} needs one stack of layers, each with its own weights; the model has the parts {parts}")
 
@@ -115,13 +118,25 @@ def default_compilation(model: nn.Module) -> Literal["layers", "on"]:
 
     Equal layers are compiled once, so that the time before the first step does not grow with the depth."""
     layers = [module for module in model.modules() if isinstance(module, Layer)]
-    if any(layer.recomputes for layer in layers) or not any(stack_layers(model)):
+    if any(layer.recomputes for layer in layers) or _layers_differ(model) or not any(stack_layers(model)):
         return "on"
     return "layers"
 
 
+def _layers_differ(model: nn.Module) -> bool:
+    """Whether a stack has streams of which each layer computes something else."""
+    return any(isinstance(module, StreamRule) and not module.layers_are_alike for module in model.modules())
+
+
 def compile_layers(model: nn.Module) -> None:
-    """Compile each stack layer by itself: equal layers share one compilation. Raises UserError for no such layers."""
+    """Compile each stack layer by itself: equal layers share one compilation.
+
+    Raises UserError for a model without such layers, and for layers of which each would be compiled anew."""
+    if _layers_differ(model):
+        raise UserError(
+            "compile=layers needs layers that are alike, and with these residual_streams each reads and writes by "
+            "weights of its own: set compile=on to compile the model as a whole"
+        )
     layers = list(stack_layers(model))
     if not layers:
         raise UserError("compile=layers needs a model with a stack of layers; set compile=on to compile it as a whole")

@@ -323,7 +323,7 @@ class TrainingSession:
             problem = f"the run has ended within its warm-up, after {step} steps"
             self._log(f"{problem}: the learning rate never reached its peak; {remedy}")
         choice = self._choose_weights()
-        result = TrainResult(self.out, step, reason, choice.description, choice.scores)
+        result = TrainResult(self.out, step, reason, choice.description, choice.scores, self.validator.bounds)
         metric = self.validator.metric
         if metric in choice.scores and not is_comparable(choice.scores[metric]):
             problem = f"the {metric} of the final weights is {choice.scores[metric]:g}, which is no finite number"
@@ -375,7 +375,7 @@ class TrainingSession:
         if record.step != train_state.step or record.save != self.run.save.model_dump(mode="json"):
             return None
         self._log("this run has already finished; its model is unchanged")
-        return self._report_finished(record.result(self.out))
+        return self._report_finished(record.result(self.out, self.validator.bounds))
 
     def _run_loop(self) -> str:
         try:

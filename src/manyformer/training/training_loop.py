@@ -353,7 +353,8 @@ class TrainingLoop:
             problem = f"the validation {metric} of step {train_state.step} is {scores[metric]:g}"
             self.on_event(TrainingNote(f"{problem}, which is no finite number: this step is never the best"))
         self._write_row({f"valid_{name}": value for name, value in scores.items()})
-        self.on_event(TrainingValidated(train_state.step, scores, best, time.perf_counter() - start_time))
+        seconds = time.perf_counter() - start_time
+        self.on_event(TrainingValidated(train_state.step, scores, best, seconds, self.validator.bounds))
 
     def _save(self, *, due: bool) -> None:
         step = self.train_state.step

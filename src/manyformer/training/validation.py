@@ -95,6 +95,11 @@ class Validator:
         return list(self._task.validation(ScoreSums(targets=1), self._units))
 
     @property
+    def bounds(self) -> frozenset[str]:
+        """The names of the scores that are bounds."""
+        return self._task.bounds
+
+    @property
     def metric(self) -> str:
         """The name of the metric that ranks checkpoints."""
         return self._config.metric
@@ -134,9 +139,9 @@ class ResultRecord(FileRecord):
             save=run.save.model_dump(mode="json"),
         )
 
-    def result(self, out: Path) -> TrainResult:
-        """The result of the run in the folder `out`."""
-        return TrainResult(out, self.step, self.reason, self.chosen_weights, self.scores)
+    def result(self, out: Path, bounds: frozenset[str]) -> TrainResult:
+        """The result of the run in the folder `out`, whose task has these `bounds`."""
+        return TrainResult(out, self.step, self.reason, self.chosen_weights, self.scores, bounds)
 
 
 class WeightChoice(NamedTuple):
@@ -175,7 +180,10 @@ def choose_weights(
 def model_card(run: RunConfig, card: RecipeCard, model: Model, data: Sequence[str], result: TrainResult) -> str:
     """Format the model card as Markdown; `data` are lines that describe the data."""
     parameters = sum(weight.numel() for weight in model.parameters())
-    table = "\n".join(f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in result.scores.items())
+    table = "\n".join(
+        f"| {name.replace('_', ' ')} | {'at most ' if name in result.bounds else ''}{value:.4f} |"
+        for name, value in result.scores.items()
+    )
     data_lines = "\n".join(printable_line(f"- {line}") for line in data)
     origin = f"from the recipe `{card.name}`"
     loading = '`manyformer.load("this folder")`'

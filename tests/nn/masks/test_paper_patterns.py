@@ -38,6 +38,8 @@ def pairs(rule: object, length: int = N) -> Tensor:
         (m.Stride(5), lambda i, j: (i - j) % 5 == 0),
         (m.LocalBlocks(5), lambda i, j: i // 5 == j // 5),
         (m.LocalBlocks(5, lookback=3, lookahead=1), lambda i, j: i // 5 * 5 - 3 <= j <= i // 5 * 5 + 5),
+        (m.BlockCausal(5), lambda i, j: j // 5 <= i // 5),
+        (m.BlockCausal(1), lambda i, j: j <= i),
         (m.PermutedBlocks(8, 1, 2, 0), lambda i, j: j // 8 == (i // 8 + 1) % 3),
         (m.PermutedBlocks(6, 1, 0), lambda i, j: i < 12 and j < 12 and i // 6 != j // 6),
         (m.VisibleToAll(m.FirstTokens(3)), lambda i, j: j < 3),

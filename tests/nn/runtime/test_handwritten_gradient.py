@@ -8,7 +8,6 @@ import jaxtyping
 import pytest
 import torch
 from torch import Tensor
-from torch.export import Dim
 from torch.func import functional_call, grad, jvp, vmap
 
 from manyformer.analysis.own_models import build_tiny
@@ -142,19 +141,3 @@ def test_a_traced_model_gives_the_logits_of_other_tokens(recipe: str) -> None:
     (tokens,) = tokens_of(model)
     traced = torch.jit.trace(model, (tokens,), check_trace=False, strict=False)  # type: ignore[no-untyped-call]
     torch.testing.assert_close(traced(tokens.flip(1))[0], model(tokens.flip(1)).logits)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("without_shape_checks")
-@pytest.mark.parametrize("recipe", ["memorizing-transformer", "universal-transformer", "nsa", "bahdanau", "gla"])
-def test_an_exported_graph_is_for_any_length_or_refused_in_a_sentence(recipe: str) -> None:
-    model = build_tiny(recipe, {}, 0).eval()
-    inputs = tokens_of(model)
-    shapes = tuple({0: Dim.DYNAMIC, 1: Dim.DYNAMIC} for _ in inputs)
-    if recipe in ("bahdanau", "gla"):
-        with pytest.raises(UserError, match="export it with a fixed length"):
-            torch.export.export(model, inputs, dynamic_shapes=shapes)
-        return
-    graph = torch.export.export(model, inputs, dynamic_shapes=shapes).module()
-    others = tuple(torch.cat([x, x.flip(1)], 1)[:1].expand(3, -1) for x in inputs)
-    torch.testing.assert_close(graph(*others).logits, model(*others).logits)

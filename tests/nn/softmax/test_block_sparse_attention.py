@@ -37,6 +37,7 @@ leaves: st.SearchStrategy[Mask] = st.one_of(
     st.builds(m.Stride, st.integers(1, 9)),
     st.builds(m.LocalBlocks, st.integers(1, 20), st.integers(0, 9), st.integers(0, 9)),
     st.builds(lambda order: m.PermutedBlocks(7, *order), st.permutations(range(4))),
+    st.builds(m.BlockCausal, st.integers(1, 20)),
     st.builds(lambda w, r, a, b: m.Local2D(2 * w, r, w, a, b), *[st.integers(1, 4)] * 4),
     st.builds(m.RandomBlocks, st.integers(1, 8), st.integers(0, 3), st.integers(1, 9), st.integers(0, 3)),
     st.builds(m.RandomBlocks, st.just(5), st.just(2), st.just(8), past_only=st.just(True)),
@@ -168,6 +169,7 @@ MANY = {
     "image": m.Local2D(20, 4, 5, 4, 5),
     "blocks": PerHead({0: m.PermutedBlocks(100, 1, 2, 3, 0)}, default=m.LocalBlocks(100)),
     "almost all": ~m.Window(30),
+    "blocks in turn": m.BlockCausal(70),
 }
 ROWS = {
     "plain": [[0] * LONG] * 2,

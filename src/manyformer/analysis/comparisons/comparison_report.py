@@ -20,6 +20,7 @@ from manyformer.base.files.json_text import json_text
 from manyformer.base.files.text_tables import Table, aligned_table, escape_bars, printable
 from manyformer.config.comparison import Comparison
 from manyformer.data.generated.synthetic_floors import GuessFloors
+from manyformer.inference.evaluate.eval_data import task_of_run
 from manyformer.models.scores import is_comparable
 
 if TYPE_CHECKING:
@@ -267,7 +268,9 @@ class ComparisonResult:
         digits = score_kind(score).digits
         if mean is None:
             return NO_VALUE
-        return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+        # a bound never stands beside a likelihood as if it were one
+        sign = "<= " if score in task_of_run(self.comparison.case(case).run).bounds else ""
+        return f"{sign}{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
     def _cost_cell(self, cost: str, case: str) -> str:
         column = COST_COLUMNS[cost]

@@ -1,6 +1,7 @@
-"""Epochs of text rows in shuffled order, as batches for causal or masked language modeling.
+"""Epochs of text rows in shuffled order, as batches for causal or masked language modeling, or for a masked diffusion.
 
-Masked tokens are chosen and replaced here, and sentences numbered that are the parts of a text."""
+Masked tokens are chosen and replaced here, and sentences numbered that are the parts of a text. For a diffusion random
+numbers are drawn, by which the model hides tokens."""
 
 from abc import ABC, abstractmethod
 from typing import final
@@ -14,12 +15,17 @@ from manyformer.data.batching.epochs import FIXED_SEED, Epoch, FixedEpochPlan, r
 from manyformer.data.batching.row_layouts import RowArrangement, RowLayout, TextRows
 from manyformer.data.storage.neighbour_tables import NeighbourTable
 from manyformer.data.tokenizers.tokenizer import Tokenizer
-from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch, MaskedLMBatch
+from manyformer.nn.batches import IGNORE_INDEX, CausalLMBatch, MaskedLMBatch, NoisedBatch
 from manyformer.nn.batches.two_texts import SENTENCE_ENDS
 from manyformer.nn.core import PADDING_SEGMENT
 
 # Distinguishes the random stream of masking from that of the row order.
 _MASKING_SEED = 80_10_10
+
+# The same for the random numbers of a diffusion.
+_NOISE_SEED = 2_406_07524
+
+TextBatch = CausalLMBatch | MaskedLMBatch | NoisedBatch
 
 
 class BatchMaker(ABC):
@@ -28,7 +34,7 @@ class BatchMaker(ABC):
     name: str
 
     @abstractmethod
-    def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> CausalLMBatch | MaskedLMBatch:
+    def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> TextBatch:
         """The batch of these rows; its randomness is determined by `seeds`."""
 
 
@@ -62,6 +68,42 @@ class MaskedBatches(BatchMaker):
         if self._sentence_ends is None:
             return batch
         return batch._replace(parts=torch.from_numpy(number_sentences(rows.tokens, rows.segments, self._sentence_ends)))
+
+
+@final
+class NoisedBatches(BatchMaker):
+    """Batches for a masked diffusion: clean tokens, with the random numbers by which a model hides some of them.
+
+    All tokens are targets but the start of a document, which is given as it is to a causal model, and copies of tokens
+    that another row has too."""
+
+    name = "noised"
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def make_batch(self, rows: TextRows, seeds: tuple[int, ...]) -> NoisedBatch:
+        is_target = rows.is_first_copy & (rows.tokens != self._tokenizer.bos)
+        if rows.segments is not None:
+            is_target &= rows.segments != PADDING_SEGMENT
+        noise = draw_noise(len(rows.tokens), rows.tokens.shape[1], random_generator(*seeds, _NOISE_SEED))
+        return NoisedBatch(
+            torch.from_numpy(rows.tokens),
+            torch.from_numpy(np.where(is_target, rows.tokens, IGNORE_INDEX)),
+            torch.from_numpy(noise),
+            _segments(rows),
+        )
+
+
+def draw_noise(rows: int, length: int, random: np.random.Generator) -> NDArray[np.float32]:
+    """The noise of a `NoisedBatch`: levels that are stratified over the rows in each column, and independent numbers.
+
+    In each column every row has another one of as many equal parts of the range from 0 to 1, all at the same place in
+    their part (Kingma et al. 2021, arXiv:2107.00630, section 4.1): a level is uniform, and the mean over the rows
+    varies less than that of independent ones."""
+    parts = random.permuted(np.tile(np.arange(rows)[:, None], length), axis=0)
+    levels = (parts + random.random(length)) / rows
+    return np.stack([levels, random.random((rows, length))], axis=-1).astype(np.float32)
 
 
 def _segments(rows: TextRows) -> torch.Tensor | None:
@@ -127,7 +169,7 @@ class TextEpoch(Epoch):
     def __len__(self) -> int:
         return -(-len(self._order) // self._plan.rows)
 
-    def batch(self, number: int) -> CausalLMBatch | MaskedLMBatch:
+    def batch(self, number: int) -> TextBatch:
         row_numbers = self._order[number * self._plan.rows : (number + 1) * self._plan.rows]
         batch = self._plan.batch_maker.make_batch(self._arrangement.rows(row_numbers), (*self._seeds, number))
         table = self._plan.neighbours

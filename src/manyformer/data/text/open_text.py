@@ -23,6 +23,7 @@ from manyformer.data.batching.text_epochs import (
     BatchMaker,
     MaskedBatches,
     NextTokenBatches,
+    NoisedBatches,
     TextPlan,
     tokens_that_end_sentences,
 )
@@ -48,10 +49,10 @@ MAX_BPE_CHARACTERS = 64_000_000
 
 
 class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
-    """Text in the form "next-token", for a language model, or "masked", for a masked one."""
+    """Text in the form "next-token", for a language model, "masked", for a masked one, or "noised", for a diffusion."""
 
     section = TextData
-    forms = ("next-token", "masked")
+    forms = ("next-token", "masked", "noised")
     prepared_settings = ("tokenizer", "vocab")
     resumes = True
 
@@ -114,11 +115,13 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
             check_fills_batch(shard.facts.tokens, batch_tokens, "the training text has", "text")
         if shard.facts.tokens < 2:
             raise UserError(f"data.{split} holds no text; hold out a larger fraction or give a path")
-        masked = self.form == "masked"
         tokenizer = self.tokenizers.target
         batch_maker: BatchMaker = NextTokenBatches()
         neighbours = None
-        if masked:
+        if self.form == "noised":
+            tokenizer.required_mask("a masked diffusion")
+            batch_maker = NoisedBatches(tokenizer)
+        elif self.form == "masked":
             tokenizer.required_mask("masked language modelling")
             ends = tokens_that_end_sentences(tokenizer) if data.text_parts == "sentences" else None
             batch_maker = MaskedBatches(data.masking, tokenizer, ends)
@@ -127,10 +130,14 @@ class TextPipeline(FilePipeline[TextData, TextSource, TextPlan]):
         windows = self.request.windows
         # held-out rows may be windows longer than a batch
         rows = max(1, batch_tokens // (data.length if windows is None else windows.context))
-        layout = make_layout(data, shard, rows, pad=tokenizer.pad, shifted=not masked, windows=windows)
+        shifted = self.form == "next-token"
+        layout = make_layout(data, shard, rows, pad=tokenizer.pad, shifted=shifted, windows=windows)
         # what decides the batches, so that a checkpoint of other batches is refused
         fingerprint = f"{shard.facts.sha256[:16]}-{data.packing}-{data.length}"
         return TextPlan(layout, rows, batch_maker, fingerprint, neighbours)
+
+    def offered_keywords(self) -> dict[str, int | None]:
+        return {"mask_token": self.tokenizers.target.mask}
 
     def units(self, shards: Sequence[TokenShard]) -> TextUnits | None:
         # masked tokens do not encode a text

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from manyformer.base.errors import UserError, suggest_names
-from manyformer.inference.decoding_options import DecodingOptions, StepPath
+from manyformer.inference.decoding_options import DecodingOptions, DrafterName, StepPath
 from manyformer.inference.generate.logits_processors import (
     LogitsProcessor,
     MinPProcessor,
@@ -235,7 +235,8 @@ class Decoding:
     beginning of prompts that are too long for the model. `use_cache` None uses the decoding state if the recipe
     promises that it does not change the results. `step_path` is how tokens are decoded with it: "eager", by static
     steps ("static": the same operators on the same buffers for every token), or by these captured as CUDA graphs
-    ("graph"); "auto" selects graphs on a GPU for models that have static steps. Raises UserError.
+    ("graph"); "auto" selects graphs on a GPU for models that have static steps. `draft` tokens are proposed by the
+    `drafter` at a time, and verified by one call of the model; prompts are then decoded one by one. Raises UserError.
     """
 
     choice: TokenChoice = field(default_factory=GreedyChoice)
@@ -247,8 +248,11 @@ class Decoding:
     crop: bool = False
     use_cache: bool | None = None
     step_path: StepPath = "auto"
+    draft: int | None = None
+    drafter: DrafterName | None = None
 
     def __post_init__(self) -> None:
+        self._check_draft()
         if isinstance(self.max_new, int) and self.max_new < 1:
             raise UserError(f"max_new must be 1 or more tokens, got {self.max_new}")
         if "" in self.stop:
@@ -266,6 +270,24 @@ class Decoding:
                 method = "beam search"
             processor = ignored_processors[0]
             raise UserError(f"{method} takes the likeliest tokens, so {processor} would change nothing: leave it out")
+
+    def _check_draft(self) -> None:
+        """Raise UserError for settings that exclude drafts."""
+        if self.draft is None:
+            if self.drafter is not None:
+                raise UserError(f"drafter is {self.drafter}, but nothing is drafted: give the number of tokens, draft")
+            return
+        if self.draft < 1:
+            raise UserError(f"draft must be 1 or more tokens, got {self.draft}")
+        if self.drafter is not None and self.drafter not in get_args(DrafterName):
+            raise UserError(f"drafter must be one of {', '.join(get_args(DrafterName))}, got {self.drafter!r}")
+        if isinstance(self.choice, BeamSettings):
+            raise UserError("beam search chooses among many texts, and drafts are for one: leave out draft or beam")
+        if isinstance(self.choice, SampledChoice) and self.choice.samples > 1:
+            raise UserError(f"draft decodes one text of each prompt: leave it out, or samples ({self.choice.samples})")
+        if self.use_cache is False or self.step_path in ("static", "graph"):
+            setting = "use_cache is False" if self.use_cache is False else f"step_path is {self.step_path}"
+            raise UserError(f"{setting}, but drafts are verified with a cache, several tokens at a time: leave out one")
 
 
 PROCESSORS: dict[str, Callable[[Any], LogitsProcessor]] = {
@@ -320,6 +342,8 @@ def decoding_from_options(**options: Unpack[DecodingOptions]) -> Decoding:
         crop=bool(options.get("crop")),
         use_cache=options.get("use_cache"),
         step_path=options.get("step_path") or "auto",
+        draft=options.get("draft"),
+        drafter=options.get("drafter"),
     )
 
 

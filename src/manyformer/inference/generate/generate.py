@@ -10,6 +10,7 @@ from manyformer.base.errors import UserError
 from manyformer.inference.decoding_options import DecodingOptions
 from manyformer.inference.generate.beam_search import BeamSearch
 from manyformer.inference.generate.decoding import BeamSettings, Decoding, SampledChoice, decoding_from_options
+from manyformer.inference.generate.drafters import make_drafter
 from manyformer.inference.generate.logits_processors import BanTokensProcessor
 from manyformer.inference.generate.next_token import LogitsFeed, UncachedFeed, cached_feed
 from manyformer.inference.generate.prompts import (
@@ -23,11 +24,22 @@ from manyformer.inference.generate.prompts import (
     special_tokens,
 )
 from manyformer.inference.generate.protocol import GenerativeModelProtocol, TokenizerProtocol, TranslatesText
-from manyformer.inference.generate.result import GenerationResult, GenerationStats, Hypothesis, StreamPiece
+from manyformer.inference.generate.result import (
+    DraftCounts,
+    GenerationResult,
+    GenerationStats,
+    Hypothesis,
+    StreamPiece,
+)
+from manyformer.inference.generate.rewindable_feed import RewindableFeed
 from manyformer.inference.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
+from manyformer.inference.generate.speculative import SpeculativeDecoder
+from manyformer.models import DiffusionLM
+from manyformer.models.generative_model import LanguageModel
 from manyformer.models.model import eval_mode
 from manyformer.models.model_files import ModelSpec
 from manyformer.nn.runtime.devices import report_missing_operator, report_out_of_memory
+from manyformer.nn.runtime.torch_internals import has_hooks
 from manyformer.recipes.parts.registry import card_of
 
 TokenizerChoice = TokenizerProtocol | tuple[TokenizerProtocol, TokenizerProtocol]
@@ -104,6 +116,12 @@ class DecodeJob:
         self.prompts = prompts
         self.decoding = decoding
         self.batch_size = batch_size
+        self.drafting_model: LanguageModel | None = None
+        if decoding.draft is not None:
+            # rows accept different numbers of tokens
+            self.batch_size = 1
+            self.drafting_model = _drafting_model(model)
+        self.drafts = DraftCounts()
         if limits is None:
             self.limits = prompts.new_token_limits(model, decoding)
         else:
@@ -117,6 +135,8 @@ class DecodeJob:
         self.new_tokens = 0
         self.cache_bytes = 0
         self.steps = ""
+        if self.cache_refusal is not None and decoding.draft is not None:
+            raise UserError(f"draft is {decoding.draft}, but this model has no cache{self.cache_refusal}")
         if self.cache_refusal is not None and decoding.step_path in ("static", "graph"):
             raise UserError(f"step_path is {decoding.step_path}, but this model has no cache{self.cache_refusal}")
 
@@ -139,7 +159,9 @@ class DecodeJob:
             cache = f"without cache{self.cache_refusal}"
         prompts = len(self.prompts)
         prompt_tokens = self.prompts.token_count
-        return GenerationStats(prompts, prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache)
+        return GenerationStats(
+            prompts, prompt_tokens, self.new_tokens, self.seconds, self.cache_bytes, cache, self.drafts
+        )
 
     @property
     def _model_name(self) -> str:
@@ -170,10 +192,12 @@ class DecodeJob:
         self.answers += decoder.results()
         self.new_tokens += decoder.new_tokens
         self.cache_bytes = max(self.cache_bytes, decoder.cache_bytes)
+        if isinstance(decoder, SpeculativeDecoder):
+            self.drafts = self.drafts.plus(decoder.counts)
         # batches of a single token have taken no step
         self.steps = decoder.batch.feed.steps or self.steps
 
-    def _advance(self, decoder: StepwiseDecoder | BeamSearch, start: int) -> Iterator[StreamPiece]:
+    def _advance(self, decoder: StepwiseDecoder | BeamSearch | SpeculativeDecoder, start: int) -> Iterator[StreamPiece]:
         """The pieces of a decoder whose first prompt is that with the index `start`."""
         while not decoder.is_done:
             started = time.perf_counter()
@@ -195,7 +219,9 @@ class DecodeJob:
         tokens, source = self.prompts.batch(self.model, batch_rows, self.special.bos or 0)
         capacity = tokens.shape[1] + max(limits)
         feed: LogitsFeed
-        if self.cache_refusal is None:
+        if self.drafting_model is not None and self.decoding.draft is not None:
+            feed = RewindableFeed(self.drafting_model, capacity + self.decoding.draft)
+        elif self.cache_refusal is None:
             # beam search copies the state at every step, and a reserved capacity would be copied with it
             reserve = not isinstance(self.decoding.choice, BeamSettings)
             feed = cached_feed(self.model, source, len(tokens), capacity, reserve=reserve, path=self.decoding.step_path)
@@ -203,14 +229,29 @@ class DecodeJob:
             feed = UncachedFeed(self.model, source)
         return DecodeBatch(feed, tokens, limits, self.special.stop_ids, processors, self.special.forced)
 
-    def _make_decoder(self, batch: DecodeBatch) -> StepwiseDecoder | BeamSearch:
+    def _make_decoder(self, batch: DecodeBatch) -> StepwiseDecoder | BeamSearch | SpeculativeDecoder:
         choice = self.decoding.choice
         if isinstance(choice, BeamSettings):
             return BeamSearch(batch, choice, self.reading.tokenizer)
-        decoder = StepwiseDecoder(batch, choice, self.reading)
+        decoder: StepwiseDecoder | SpeculativeDecoder
+        if self.drafting_model is not None and self.decoding.draft is not None:
+            count = self.decoding.draft
+            drafter = make_drafter(self.drafting_model, count, self.decoding.drafter)
+            decoder = SpeculativeDecoder(batch, choice, self.reading, drafter, count)
+        else:
+            decoder = StepwiseDecoder(batch, choice, self.reading)
         if isinstance(choice, SampledChoice):
             self.seeds += decoder.seeds
         return decoder
+
+
+def _drafting_model(model: GenerativeModelProtocol) -> LanguageModel:
+    """The model, if its hidden states can be read. Raises UserError for any other."""
+    if not isinstance(model, LanguageModel):
+        raise UserError(f"draft is for language models, and a {type(model).__name__} is none: leave it out")
+    if has_hooks(model):
+        raise UserError("draft reads hidden states, where hooks of the whole model are not called: remove them")
+    return model
 
 
 def cache_refusal(model: GenerativeModelProtocol, *, use_cache: bool | None) -> str | None:
@@ -243,7 +284,10 @@ def _decode_job(
     # by its members, not its class: any object of the protocol may be passed
     if not (hasattr(model, "init_state") and hasattr(model, "vocab")):
         kind = type(model).__name__
-        raise UserError(f"a {kind} does not generate text: generate needs a language model or an encoder-decoder")
+        remedy = "; mf.denoise fills its hidden tokens" if isinstance(model, DiffusionLM) else ""
+        raise UserError(
+            f"a {kind} does not generate text: generate needs a language model or an encoder-decoder{remedy}"
+        )
     if batch < 1:
         raise UserError(f"batch must be 1 or more rows, got {batch}")
     tokenizers = read_write_tokenizers(getattr(model, "tokenizer", None) if tokenizer is None else tokenizer)

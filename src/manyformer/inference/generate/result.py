@@ -31,6 +31,29 @@ class Hypothesis(NamedTuple):
     finish: FinishReason = "limit"
 
 
+class DraftCounts(NamedTuple):
+    """Calls of a model after the prompt that verified drafts, the tokens that were drafted, and those that stood."""
+
+    calls: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+    @property
+    def tokens_per_call(self) -> float:
+        """The tokens that a call gave: those that stood, and one more."""
+        return 1 + self.accepted / max(self.calls, 1)
+
+    def plus(self, added: "DraftCounts") -> "DraftCounts":
+        """The sums of both."""
+        return DraftCounts(self.calls + added.calls, self.drafted + added.drafted, self.accepted + added.accepted)
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_call:.2f} tokens a step, {self.accepted} of {self.drafted} drafted ones accepted"
+
+
+NO_DRAFTS = DraftCounts()
+
+
 @dataclass(frozen=True)
 class GenerationStats:
     """Token counts, time and memory of a generation; end tokens count as new, `seconds` include the prefill."""
@@ -41,6 +64,7 @@ class GenerationStats:
     seconds: float
     cache_bytes: int
     cache: str
+    drafts: DraftCounts = NO_DRAFTS
 
     @property
     def tokens_per_second(self) -> float:
@@ -53,7 +77,10 @@ class GenerationStats:
         size = ""
         if self.cache_bytes:
             size = f", {self.cache_bytes / 1e6:.1f} MB"
-        return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}"
+        drafts = ""
+        if self.drafts.calls:
+            drafts = f"; {self.drafts}"
+        return f"{rate} after {self.prompt_tokens} of prompt; {self.cache}{size}{drafts}"
 
     def __add__(self, added: "GenerationStats") -> "GenerationStats":
         """The totals of both runs; `cache_bytes` is the larger of the two, `cache` that of the later one."""
@@ -64,6 +91,7 @@ class GenerationStats:
             self.seconds + added.seconds,
             max(self.cache_bytes, added.cache_bytes),
             added.cache,
+            self.drafts.plus(added.drafts),
         )
 
 

@@ -71,11 +71,12 @@ class Task(ABC, Generic[M]):
     `data_forms` maps the kinds of data that can be learned from, the default first, to the form in which they are read.
     `reasons` are promises or contracts that no model of the task makes, and why; recipes inherit them. `score_kinds`
     are the scores of `evaluate` beyond the likelihood. `metrics` may rank checkpoints; True means lower is better.
+    `bounds` are the scores of `validation` of which the true value is at most what is computed.
     `measured_anyway` are contracts that are measured though they are not promised. The logits are (b, l, v) if
     `per_token`, else (b, v). Models that play for a target return have `plays_for_returns`. `generates`
-    is what the models generate, if anything ("answer" is a text for a text, "text" one for anything else), and
-    `command` uses a trained one, with an `argument` such as FILE. Every recipe of the task has `recipe_keywords`
-    besides its own.
+    is what the models generate, if anything ("answer" is a text for a text, "text" one for anything else, "canvas" one
+    whose tokens are filled in any order), and `command` uses a trained one, with an `argument` such as FILE. Every
+    recipe of the task has `recipe_keywords` besides its own.
     """
 
     name: str
@@ -85,11 +86,12 @@ class Task(ABC, Generic[M]):
     reasons: Mapping[str, str] = {}
     score_kinds: Mapping[str, ScoreKind] = {}
     metrics: Mapping[str, bool] = {"loss": True, "accuracy": False}
+    bounds: frozenset[str] = frozenset()
     measured_anyway: frozenset[str] = frozenset()
     per_token: bool = True
     takes_source: bool = False
     plays_for_returns: bool = False
-    generates: Literal["continuation", "answer", "text", "images"] | None = None
+    generates: Literal["continuation", "answer", "text", "images", "canvas"] | None = None
     command: Literal["generate", "translate", "caption", "transcribe", "predict", "evaluate"] = "evaluate"
     argument: str = ""
     recipe_keywords: SharedKeywords | None = None

@@ -25,6 +25,7 @@ from manyformer.nn.batches.media_batches import (
     ModalitiesBatch,
     TranscriptionBatch,
 )
+from manyformer.nn.batches.noised_batch import NoisedBatch
 
 __all__ = [
     "IGNORE_INDEX",
@@ -40,6 +41,7 @@ __all__ = [
     "ImageClassificationBatch",
     "MaskedLMBatch",
     "ModalitiesBatch",
+    "NoisedBatch",
     "RolloutBatch",
     "Seq2SeqBatch",
     "TaggingBatch",

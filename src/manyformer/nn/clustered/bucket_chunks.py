@@ -78,7 +78,7 @@ def sort_into_chunks(
     mark = (chunk + (reach + 1) * bucket_ids).view(order.shape)
     # relative to the row's first mark: small integers are exact in every floating-point type
     mark = (mark - mark[:, :1]).flatten()
-    row = torch.arange(len(order), device=order.device)[:, None]
+    row = torch.arange(order.shape[0], device=order.device)[:, None]
     token = ((row // interleaved_heads * length + order) * interleaved_heads + row % interleaved_heads).flatten()
     tokens = torch.full((count * size + 1,), -1, device=token.device).scatter(0, slot, token)[:-1]
     sorted_fields = (slot, bucket_ids, mark, rank.flatten())
@@ -173,7 +173,7 @@ def balanced_attention(
     # index s reads the last token, which no member sees, and writes to an extra row that is dropped
     index = (row * length + members.clamp(max=length - 1)).flatten()
     keys, values = (
-        x.reshape(-1, x.shape[-1]).index_select(0, index).view(len(x), -1, size, x.shape[-1]) for x in (k, v)
+        x.reshape(-1, x.shape[-1]).index_select(0, index).view(x.shape[0], -1, size, x.shape[-1]) for x in (k, v)
     )
     y = values[:, :, :1]
     if size > 1:
@@ -183,7 +183,7 @@ def balanced_attention(
         y = torch.cat([y, later_y], dim=2)
     target = (row * (length + 1) + members).flatten()
     total = y.new_zeros(row.numel() * (length + 1), v.shape[-1]).index_add(0, target, y.reshape(-1, v.shape[-1]))
-    count = count_values(target, len(total)).clamp(min=1).to(total.dtype)
+    count = count_values(target, total.shape[0]).clamp(min=1).to(total.dtype)
     return (total / count[:, None]).view(*k.shape[:2], length + 1, v.shape[-1])[:, :, :length]
 
 

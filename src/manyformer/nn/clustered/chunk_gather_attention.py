@@ -161,7 +161,7 @@ class _RoundRunner:
         self.visibility = visibility
         self.scale = scale
         self.saved = saved
-        self.round_indices = [index for index, chunks in enumerate(visibility.rounds) if len(chunks.tokens)]
+        self.round_indices = [index for index, chunks in enumerate(visibility.rounds) if chunks.tokens.shape[0]]
         self.scratch = ScratchBuffer(q)
 
     def forward(self, round_index: int) -> tuple[Float[Tensor, "n f"], Float[Tensor, " n"]]:
@@ -263,7 +263,7 @@ class _RoundRunner:
         # shared queries and keys are gathered already
         lookback = self.visibility.lookback
         if self.q is self.k:
-            q = keys[lookback : lookback + len(chunks.tokens)]
+            q = keys[lookback : lookback + chunks.tokens.shape[0]]
         else:
             q = _gather_slots(self.q, chunks.tokens)
         return [q, keys, values]
@@ -356,7 +356,7 @@ def _pad_chunks(chunks: BucketChunks, visibility: ChunkVisibility) -> Int[Tensor
 def _window_view(x: Shaped[Tensor, "k m *e"], visibility: ChunkVisibility) -> Shaped[Tensor, "c s *e"]:
     """The window of each chunk, as overlapping views of the padded chunks."""
     # a window is a run of adjacent chunks: consecutive windows overlap in memory, nothing is copied
-    count = len(x) - visibility.window_chunks + 1
+    count = x.shape[0] - visibility.window_chunks + 1
     width = visibility.window_chunks * x.shape[1]
     return x.as_strided((count, width, *x.shape[2:]), x.stride())
 

@@ -147,7 +147,7 @@ class NearestMembership(ClusterMembership):
         k, v, key_positions, cosines = keys
         count, clusters = cosines.shape[2:]
         q = k[:, :, k.shape[2] - count :]
-        segment_ids = key_positions.segment_ids[:, k.shape[2] - count :].expand(len(k), -1)[:, None]
+        segment_ids = key_positions.segment_ids[:, k.shape[2] - count :].expand(k.shape[0], -1)[:, None]
         clusters_of_tokens = choose_once(lambda: cosines.detach().argmax(-1))
         # one id for a cluster of a document, so that documents of a row share nothing
         new_ids = segment_ids * clusters + clusters_of_tokens
@@ -246,7 +246,7 @@ class RoutingKernel(Kernel):
         if is_contiguous:
             valid = None
         else:
-            valid = (query_positions.segment_ids != PADDING_SEGMENT).expand(len(q), -1)
+            valid = (query_positions.segment_ids != PADDING_SEGMENT).expand(q.shape[0], -1)
         count = None
         if isinstance(query_positions.layout, PackedLayout):
             count = query_positions.layout.token_count

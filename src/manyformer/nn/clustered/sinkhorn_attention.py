@@ -91,13 +91,13 @@ def sinkhorn_attention(
         mask = torch.cat([own_mask, torch.ones_like(own_mask)], dim=1)
         if blocks == k.shape[2]:
             # the first block has no earlier block
-            bias = torch.zeros(len(q), 1, blocks, 2 * size, dtype=q.dtype, device=q.device)
+            bias = torch.zeros(q.shape[0], 1, blocks, 2 * size, dtype=q.dtype, device=q.device)
             bias[:, :, 0, size:] = -torch.inf
     bias = None if bias is None else _blocks_as_rows(bias)
     y = small_batch_attention(
         _blocks_as_rows(q), _blocks_as_rows(keys), _blocks_as_rows(values), scale=scale, mask=mask, bias=bias
     )
-    return y.view(len(q), blocks, *y.shape[1:]).transpose(1, 2)
+    return y.view(q.shape[0], blocks, *y.shape[1:]).transpose(1, 2)
 
 
 def sinkhorn_attention_reference(

@@ -19,7 +19,7 @@ from manyformer.nn.masks.local import Causal
 from manyformer.nn.masks.mask import AllKeys, Mask
 from manyformer.nn.ops.document_rows import DocumentGrid, grid_by_run
 from manyformer.nn.runtime.head_selection import PerHeadTensors
-from manyformer.nn.runtime.torch_internals import autocast_disabled
+from manyformer.nn.runtime.torch_internals import autocast_disabled, is_of_any_size, narrowed
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 
@@ -257,16 +257,19 @@ class SinkhornKernel(Kernel):
         length = k.shape[2]
         size = self.block
         first_block = (length - q.shape[2]) // size
-        padding = -length % size
+        # from the number of blocks, so that exported graphs are for lengths of any remainder
+        blocks = -(-length // size)
+        padding = blocks * size - length
+        may_pad = is_of_any_size(length) or padding > 0
         # cached keys may end inside a block: queries begin at the same place of it
         query_padding = length - q.shape[2] - first_block * size
-        k, v = (F.pad(x, (0, 0, 0, padding)) if padding else x for x in (k, v))
-        if query_padding or padding:
+        k, v = (F.pad(x, (0, 0, 0, padding)) if may_pad else x for x in (k, v))
+        if may_pad or query_padding:
             q = F.pad(q, (0, 0, query_padding, padding))
         present = None
-        if padding and not self.causal:
-            is_token = torch.arange(length + padding, device=k.device) < length
-            present = is_token.view(1, -1, size).expand(len(k), -1, -1)
+        if may_pad and not self.causal:
+            is_token = torch.arange(blocks * size, device=k.device) < length
+            present = is_token.view(1, blocks, size).expand(k.shape[0], -1, -1)
         q, k, v = (_split_blocks(x, size) for x in (q, k, v))
         return DocumentBlocks(q, k, v, present, first_block, None)
 
@@ -295,10 +298,10 @@ class SinkhornKernel(Kernel):
         start = blocks.first_query_block * self.block
         y = y.flatten(2, 3)
         if blocks.grid is None:
-            return y.narrow(2, keys - queries - start, queries)
+            return narrowed(y, 2, keys - queries - start, queries)
         y = F.pad(y, (0, 0, start, 0))[:, :, : blocks.grid.present.shape[1]]
         return blocks.grid.gather(y, queries)
 
 
 def _split_blocks(x: Float[Tensor, "n h l e"], size: int) -> Float[Tensor, "n h b c e"]:
-    return x.view(*x.shape[:2], -1, size, x.shape[-1])
+    return x.view(*x.shape[:2], x.shape[2] // size, size, x.shape[-1])

@@ -153,7 +153,7 @@ def packed_positions(positions: TokenPositions, tokens: ChosenTokens) -> TokenPo
     """The positions of chosen tokens, which are their positions among all tokens; the other entries are padding."""
     # no layout: the positions of chosen tokens have gaps
     position_ids, segment_ids, token_ids = (
-        None if ids is None else ids.expand(len(tokens.columns), -1).gather(1, tokens.columns)
+        None if ids is None else ids.expand(tokens.columns.shape[0], -1).gather(1, tokens.columns)
         for ids in (positions.position_ids, positions.segment_ids, positions.token_ids)
     )
     assert position_ids is not None

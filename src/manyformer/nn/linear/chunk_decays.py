@@ -20,13 +20,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from manyformer.base.errors import UserError
+from manyformer.nn.ops.any_length import EXPORTED_LENGTH
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
 from manyformer.nn.runtime.one_operation import OneOperation
-from manyformer.nn.runtime.torch_internals import fixed_size, is_of_any_size
-
-EXPORTED_LENGTH = 1 << 14
-"""Tokens of which exported graphs sum decays without an error."""
+from manyformer.nn.runtime.torch_internals import fixed_size, refuse_any_size
 
 
 class DecaySums(NamedTuple):
@@ -117,7 +114,7 @@ def sum_along_tokens(x: Float[Tensor, "*b c r"], *, reverse: bool = False) -> Fl
 def _step(length: int, dtype: torch.dtype) -> float:
     """The least power of two of which the sum of so many total decays is an exact multiple."""
     if torch.compiler.is_exporting():
-        # the graph is for texts of any length
+        # the graph is for texts of any length, and sums of so many tokens have no error
         length = EXPORTED_LENGTH
     # the number of binary digits of the type, 24 in float32
     digits = 1 - round(math.log2(torch.finfo(dtype).eps))
@@ -210,11 +207,7 @@ def halved_pairs(
 
     Log decays are at most 0, and -inf is total. Raises UserError in an exported graph of any length."""
     length = fixed_size(rows.shape[-2])
-    if is_of_any_size(length):
-        raise UserError(
-            "pairs of tokens with decays of their channels are those of halves of halves, of which an exported graph "
-            "has one number: export it with a fixed length (no dynamic dimension but the batch)"
-        )
+    refuse_any_size(length, "pairs of tokens with decays of their channels are those of halves of halves")
     # halving needs a power of two; rows of zeros at the end meet no other pair
     missing = (1 << (length - 1).bit_length()) - length
     if missing:

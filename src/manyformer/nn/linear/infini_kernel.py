@@ -11,11 +11,12 @@ from torch.nn import functional as F
 from manyformer.nn.core import ContiguousLayout, LayerOutput, contiguous_positions, tree_map
 from manyformer.nn.kernels.kernel import Kernel, KernelCall
 from manyformer.nn.linear.deterministic import elu_plus_one
+from manyformer.nn.ops.any_length import scan_any_length
 from manyformer.nn.ops.document_rows import SegmentRows, segment_rows
 from manyformer.nn.ops.softmax_attention import fused_attention
 from manyformer.nn.positions.position import NoPosition, Position
 from manyformer.nn.runtime.head_selection import PerHeadTensors
-from manyformer.nn.runtime.torch_internals import autocast_disabled
+from manyformer.nn.runtime.torch_internals import autocast_disabled, is_of_any_size
 
 InfiniUpdate = Literal["sum", "delta"]
 
@@ -81,7 +82,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
         # one token in the same place of every row: the general form below would move whole segments for it
         if call.state and length == 1 and isinstance(layout, ContiguousLayout):
             return self._attend_one(call, layout.start % self.segment)
-        rows = segment_rows(call.key_positions, len(call.q), length, self.segment)
+        rows = segment_rows(call.key_positions, call.q.shape[0], length, self.segment)
         state = call.state or self._empty_state(call)
         if not call.state:
             rows = rows._replace(continues=torch.zeros_like(rows.continues))
@@ -97,8 +98,9 @@ class InfiniKernel(Kernel, PerHeadTensors):
         is_plain = call.key_positions.layout == ContiguousLayout()
         local_y = self._attend_to_segments(q, k, v, None if is_plain else present)
         initial = SegmentMemory(*(_masked(part[rows.row], rows.continues) for part in state.memory))
+        read = self._read_memory_of_any_length if is_of_any_size(rows.columns) else self._read_memory
         with autocast_disabled(q.device):
-            memory_y, memory = self._read_memory(q, k, v, present, initial)
+            memory_y, memory = read(q, k, v, present, initial)
         share = self.beta.sigmoid()[:, None, None]
         y = rows.gather(share * memory_y.to(local_y.dtype) + (1 - share) * local_y, length)
         return LayerOutput(y.to(v.dtype), None if call.state is None else self._next_state(rows, memory, k, v, state))
@@ -124,8 +126,8 @@ class InfiniKernel(Kernel, PerHeadTensors):
         v = call.v
         (memory, *earlier) = call.state
         k, v = (torch.cat([cached[:, :, :column].to(new.dtype), new], 2) for cached, new in zip(earlier, (k, v)))
-        turned_q = self.position.query(q, contiguous_positions(len(q), column, column + 1, q.device))
-        turned_k = self.position.key(k, contiguous_positions(len(k), 0, column + 1, k.device))
+        turned_q = self.position.query(q, contiguous_positions(q.shape[0], column, column + 1, q.device))
+        turned_k = self.position.key(k, contiguous_positions(k.shape[0], 0, column + 1, k.device))
         local_y = fused_attention(turned_q, turned_k, v, None, causal=False, scale=1 / math.sqrt(q.shape[-1]))
         dtype = memory.matrix.dtype
         with autocast_disabled(q.device):
@@ -146,10 +148,10 @@ class InfiniKernel(Kernel, PerHeadTensors):
     ) -> Float[Tensor, "n h p f"]:
         """Causal softmax attention inside each segment; without `present` only the last columns may be empty."""
         # inside a segment only distances count, so that positions may begin anywhere
-        positions = contiguous_positions(len(q), 0, q.shape[2], q.device)
+        positions = contiguous_positions(q.shape[0], 0, q.shape[2], q.device)
         q = self.position.query(q, positions)
         k = self.position.key(k, positions)
-        segment = min(self.segment, q.shape[2])
+        segment = self.segment if is_of_any_size(q.shape[2]) else min(self.segment, q.shape[2])
         q, k, v = (x.unflatten(2, (-1, segment)).transpose(1, 2).flatten(0, 1) for x in (q, k, v))  # type: ignore[no-untyped-call]
         mask = None
         if present is not None:
@@ -158,7 +160,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
             diagonal = torch.eye(segment, dtype=torch.bool, device=q.device)
             mask = (causal & present.view(-1, 1, 1, segment)) | diagonal
         y = fused_attention(q, k, v, mask, causal=mask is None, scale=1 / math.sqrt(q.shape[-1]))
-        by_row = y.unflatten(0, (len(positions.position_ids), -1))  # type: ignore[no-untyped-call]
+        by_row = y.unflatten(0, (positions.position_ids.shape[0], -1))  # type: ignore[no-untyped-call]
         joined: Tensor = by_row.transpose(1, 2).flatten(2, 3)
         return joined
 
@@ -181,6 +183,35 @@ class InfiniKernel(Kernel, PerHeadTensors):
             memory = SegmentMemory(*(_select(is_complete, new, old) for new, old in zip(longer, memory)))
         return torch.cat(outputs, 2), memory
 
+    def _read_memory_of_any_length(
+        self, q: Tensor, k: Tensor, v: Tensor, present: Bool[Tensor, "n p"], memory: SegmentMemory
+    ) -> tuple[Float[Tensor, "n h p f"], SegmentMemory]:
+        """`_read_memory` without a loop over segments, of which an exported graph has one number."""
+        dtype = memory.matrix.dtype
+        count = q.shape[2] // self.segment
+        query_features, key_features, values = (
+            x.unflatten(2, (count, self.segment))  # type: ignore[no-untyped-call]
+            for x in (elu_plus_one(q.to(dtype)), elu_plus_one(k.to(dtype)), v.to(dtype))
+        )
+        # a segment that is incomplete, the last of its row, writes nothing
+        is_complete = present.unflatten(1, (count, self.segment))[..., -1]  # type: ignore[no-untyped-call]
+        key_features = key_features * is_complete[:, None, :, None, None]
+        # what is before the first segment counts as a segment of its own
+        normalizers = _with_initial(memory.normalizer, key_features.sum(3)).cumsum(2)
+        written = _with_initial(memory.matrix, key_features.mT @ values)
+        if self.update == "delta":
+            # M + K'(V - D K M), with the divisors D of what the memory returns, is an affine function of M
+            total = key_features @ normalizers[:, :, :-1, :, None]
+            identity = torch.eye(k.shape[3], dtype=dtype, device=k.device)
+            kept = identity - key_features.mT @ (key_features / (total + (total == 0)))
+            kept = _with_initial(identity.expand(*kept.shape[:2], -1, -1), kept)
+            matrices, _ = scan_any_length(_later_segments, (written, kept), (0.0, 0.0), 2)
+        else:
+            matrices = written.cumsum(2)
+        before = SegmentMemory(matrices[:, :, :-1], normalizers[:, :, :-1]).of_heads(q.shape[1] // k.shape[1])
+        after = SegmentMemory(matrices[:, :, -1], normalizers[:, :, -1])
+        return before.read(query_features).flatten(2, 3), after
+
     def _add_segment(
         self, memory: SegmentMemory, keys: Float[Tensor, "n g p e"], values: Float[Tensor, "n g p f"]
     ) -> SegmentMemory:
@@ -199,7 +230,7 @@ class InfiniKernel(Kernel, PerHeadTensors):
         latest = rows.latest.clamp(min=0)
         # the segment of the last token: earlier ones are in the memory, and it alone is kept
         last = ((rows.first + rows.token_count - 1).clamp(min=0) // self.segment)[latest]
-        batch_rows = torch.arange(len(latest), device=latest.device)
+        batch_rows = torch.arange(latest.shape[0], device=latest.device)
         k, v = (x[latest].unflatten(2, (-1, self.segment)).transpose(1, 2)[batch_rows, last] for x in (k, v))  # type: ignore[no-untyped-call]
         new = InfiniState(SegmentMemory(*(x[latest] for x in memory)), k, v)
         merged: InfiniState = tree_map(lambda x, y: _select(rows.latest >= 0, x, y.to(x.dtype)), new, state)
@@ -212,3 +243,13 @@ def _masked(x: Tensor, valid: Bool[Tensor, " n"]) -> Tensor:
 
 def _select(condition: Bool[Tensor, " b"], x: Tensor, y: Tensor) -> Tensor:
     return torch.where(condition.view(-1, *[1] * (x.ndim - 1)), x, y)
+
+
+def _with_initial(initial: Float[Tensor, "n g *e"], segments: Float[Tensor, "n g c *e"]) -> Float[Tensor, "n g d *e"]:
+    """What is before the first segment, and what each one adds."""
+    return torch.cat([initial[:, :, None], segments], 2)
+
+
+def _later_segments(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What two parts of a text write to the memory, and the matrices that they multiply it with, together."""
+    return later[0] + later[1] @ earlier[0], later[1] @ earlier[1]

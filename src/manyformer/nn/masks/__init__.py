@@ -5,6 +5,7 @@ of queries and keys, which broadcast against each other, so one definition serve
 gathers. Kernels always restrict attention to the query's segment as well.
 """
 
+from manyformer.nn.masks.block_causal import BlockCausal
 from manyformer.nn.masks.local import (
     Causal,
     Local2D,
@@ -47,6 +48,7 @@ __all__ = [
     "AndMask",
     "AtPositions",
     "AttendsToAll",
+    "BlockCausal",
     "Causal",
     "DrawnBlocks",
     "FirstTokens",

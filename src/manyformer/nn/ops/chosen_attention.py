@@ -7,6 +7,7 @@ together, and the softmaxes of the parts are merged by their log-sum-exps. Time 
 chosen pairs.
 """
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from manyformer.nn.ops.softmax_attention import masked_softmax
 from manyformer.nn.runtime.device_reads import count_values, is_readable, reads_are_free
 from manyformer.nn.runtime.recompute import recompute_for_gradient
+from manyformer.nn.runtime.torch_internals import is_of_any_size, narrowed
 
 GATHERED_ELEMENTS = 1 << 22
 """Gathered numbers, or products of an index, that are held at a time."""
@@ -77,10 +79,10 @@ def token_choice_attention(
     scale: float,
 ) -> TokenChoiceOutput:
     """Softmax attention under `token_choice_mask`; zeros for queries without a chosen token."""
-    size = _queries_of_chunk(k.shape[0] * chosen.shape[2] * (k.shape[2] + v.shape[2]))
+    elements = k.shape[0] * chosen.shape[2] * (k.shape[2] + v.shape[2])
     outputs = [
         recompute_for_gradient(_attend, q_chunk, k, v, chosen_chunk, scale, dropout=0.0)
-        for q_chunk, chosen_chunk in zip(torch.split(q, size, 2), torch.split(chosen, size, 1))
+        for q_chunk, chosen_chunk in _chunks_of_queries(elements, (q, 2), (chosen, 1))
     ]
     y, shares = zip(*outputs)
     return TokenChoiceOutput(torch.cat(y, 2), torch.cat(shares, 1))
@@ -101,8 +103,7 @@ def choose_tokens(
     count: int,
 ) -> Int[Tensor, "b l m"]:
     """The `count` visible tokens of each query with the largest `index_scores`, -1 for none."""
-    size = _queries_of_chunk(q.shape[0] * q.shape[1] * k.shape[1])
-    chunks = zip(torch.split(q, size, 2), torch.split(head_weights, size, 1), torch.split(visible, size, 1))
+    chunks = _chunks_of_queries(q.shape[0] * q.shape[1] * k.shape[1], (q, 2), (head_weights, 1), (visible, 1))
     chosen = [
         choose_highest_scores(index_scores(q_chunk, weights_chunk, k).masked_fill(~visible_chunk, -torch.inf), count)
         for q_chunk, weights_chunk, visible_chunk in chunks
@@ -117,8 +118,8 @@ def chosen_index_scores(
     chosen: Int[Tensor, "b l m"],
 ) -> Float[Tensor, "b l m"]:
     """`index_scores` of the chosen tokens, with a gradient; -inf where there is none."""
-    size = _queries_of_chunk(k.shape[0] * chosen.shape[2] * k.shape[2])
-    chunks = zip(torch.split(q, size, 2), torch.split(head_weights, size, 1), torch.split(chosen, size, 1))
+    elements = k.shape[0] * chosen.shape[2] * k.shape[2]
+    chunks = _chunks_of_queries(elements, (q, 2), (head_weights, 1), (chosen, 1))
     return torch.cat([recompute_for_gradient(_index_chosen, *chunk, k, dropout=0.0) for chunk in chunks], 1)
 
 
@@ -128,9 +129,15 @@ def gather_tokens(x: Float[Tensor, "b s e"], chosen: Int[Tensor, "b l m"]) -> Fl
     return x.gather(1, index).unflatten(1, chosen.shape[1:])  # type: ignore[no-untyped-call, no-any-return]
 
 
-def _queries_of_chunk(elements: int) -> int:
-    """The queries that are computed together, each of which takes so many elements."""
-    return max(1, GATHERED_ELEMENTS // max(1, elements))
+def _chunks_of_queries(elements: int, *parts: tuple[Tensor, int]) -> Iterable[tuple[Tensor, ...]]:
+    """Tensors split along their axes of queries, each of which takes so many elements.
+
+    All queries are one chunk in an exported graph of any length, in which the number of chunks would be fixed."""
+    x, axis = parts[0]
+    if is_of_any_size(elements) or is_of_any_size(x.shape[axis]):
+        return [tuple(part for part, _ in parts)]
+    size = max(1, GATHERED_ELEMENTS // max(1, elements))
+    return zip(*(torch.split(part, size, axis) for part, axis in parts))
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -184,8 +191,8 @@ def block_choice_attention(
     causal = torch.ones(block, block, dtype=torch.bool, device=q.device).tril()
     own_y, own_lse = _attend_with_lse(q_blocks, k_blocks, v_blocks, scale, causal)
     shape = (*q.shape[:2], blocks * block)
-    own_y = own_y.view(*shape, -1)[:, :, :length]
-    own_lse = own_lse.view(shape)[:, :, :length]
+    own_y = narrowed(own_y.view(*shape, -1), 2, 0, length)
+    own_lse = narrowed(own_lse.view(shape), 2, 0, length)
     chunks = _chunk_pairs(chosen, blocks, min(block, MAX_CHUNK))
     queries = q.flatten(0, 2)[chunks.queries]
     y, lse = _attend_with_lse(queries, k_blocks[chunks.blocks], v_blocks[chunks.blocks], scale)

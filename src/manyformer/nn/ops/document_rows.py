@@ -13,7 +13,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from manyformer.nn.core import PADDING_SEGMENT, ContiguousLayout, PackedLayout, TokenPositions
+from manyformer.nn.ops.any_length import scan_any_length
 from manyformer.nn.runtime.device_reads import count_values
+from manyformer.nn.runtime.torch_internals import is_of_any_size, narrowed
 
 NO_SEGMENT = -2
 """The segment id that stands for a stream without any token so far."""
@@ -67,6 +69,11 @@ def decayed_running_max(
         # what is before the first token of a run reaches none of its tokens
         x = torch.where(is_first, x.maximum(decay), x)
         decay = decay.masked_fill(is_first, -torch.inf)
+    if is_of_any_size(x.shape[-1]):
+        # what is before the first token counts as a token
+        levels = torch.cat([initial[..., None], x], -1)
+        decays = torch.cat([torch.zeros_like(initial[..., None]), decay], -1)
+        return scan_any_length(_later_level, (levels, decays), (-torch.inf, 0.0), -1)[0][..., 1:]
     x = torch.cat([x[..., :1].maximum(initial[..., None] + decay[..., :1]), x[..., 1:]], dim=-1)
     # doubling: the maximum over the last 1, 2, 4, ... tokens, and the sum of their decays
     shift = 1
@@ -76,6 +83,11 @@ def decayed_running_max(
         x = reached
         shift = 2 * shift
     return x
+
+
+def _later_level(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The maximum and the decay of two parts of a text: what the later one leaves of the earlier one's is compared."""
+    return later[0].maximum(earlier[0] + later[1]), earlier[1] + later[1]
 
 
 class DocumentGrid(NamedTuple):
@@ -227,7 +239,7 @@ class SegmentRows(NamedTuple):
             used = self.offset + length
         else:
             used = self.grid.present.shape[1]
-        if used <= segment:
+        if not is_of_any_size(used) and used <= segment:
             return self._replace(columns=used)
         return self
 
@@ -242,7 +254,7 @@ class SegmentRows(NamedTuple):
     def gather(self, y: Float[Tensor, "n h p f"], length: int) -> Float[Tensor, "b h l f"]:
         """The inverse of `scatter` for calls of `length` tokens; zeros for padding."""
         if self.grid is None:
-            return y[:, :, self.offset : self.offset + length]
+            return narrowed(y, 2, self.offset, length)
         return self.grid.gather(y[:, :, : self.grid.present.shape[1]], length)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from manyformer.nn.core import ContiguousLayout, TokenPositions
+from manyformer.nn.runtime.torch_internals import is_of_any_size
 from manyformer.nn.runtime.training_hooks import UndecayedParameters
 
 
@@ -71,8 +72,13 @@ def toeplitz_view(by_distance: Float[Tensor, "*b l n"], key_count: int) -> Float
 
 def broadcast_pairs(row: Float[Tensor, "*b n"], query_count: int) -> Float[Tensor, "*b l s"]:
     """`toeplitz_view` of a row that is the same for all queries."""
+    key_count = row.shape[-1] - query_count + 1
+    if is_of_any_size(key_count):
+        # the size of a window would be fixed in an exported graph
+        last_to_first = torch.arange(query_count - 1, -1, -1, device=row.device)
+        return row[..., last_to_first[:, None] + torch.arange(key_count, device=row.device)]
     # one window of keys for each query; the last query has the first window
-    return row.unfold(-1, row.shape[-1] - query_count + 1, 1).flip(-2)
+    return row.unfold(-1, key_count, 1).flip(-2)
 
 
 SEAMS = ("embed", "query", "key", "score", "value")

@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from manyformer.base.errors import UserError
 from manyformer.nn.core import (
     PADDING_SEGMENT,
     Context,
@@ -35,7 +34,7 @@ from manyformer.nn.recurrent.gru_scan import (
     gru_scan_by_maps,
 )
 from manyformer.nn.runtime.dropout import Dropout
-from manyformer.nn.runtime.torch_internals import autocast_disabled, is_of_any_size, is_plain, weight_dtype
+from manyformer.nn.runtime.torch_internals import autocast_disabled, is_plain, refuse_any_size, weight_dtype
 from manyformer.nn.runtime.training_hooks import FusedRows
 
 
@@ -68,11 +67,7 @@ def scan_units(
     """The states of each unit before and after every step; one unit may attend to a source by additive scores.
 
     Raises UserError in an exported graph of any length, which has no loop over tokens."""
-    if is_of_any_size(inputs.shape[1]):
-        raise UserError(
-            "a gated recurrent unit is a loop over tokens, of which an exported graph has one number: export it with "
-            "a fixed length (no dynamic dimension but the batch)"
-        )
+    refuse_any_size(inputs.shape[1], "a gated recurrent unit is a loop over tokens")
     linears: list[nn.Module] = [linear for unit in units for linear in (unit.gates, unit.candidate)]
     if score is not None:
         linears += [score.query, score.energy]

@@ -24,7 +24,7 @@ from manyformer.nn.core import (
 from manyformer.nn.runtime.device_reads import is_readable
 from manyformer.nn.runtime.devices import compiles_attention, send
 from manyformer.nn.runtime.handwritten_gradient import needs_plain_operations
-from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, is_plain
+from manyformer.nn.runtime.torch_internals import autocast_disabled, compiler_disabled, is_plain, refuse_any_size
 from manyformer.nn.runtime.training_hooks import FusedRows, OptimizerHints
 
 FORGET_BIAS = 1.0
@@ -166,7 +166,10 @@ class LSTM(Layer, FusedRows, OptimizerHints):
     def _read_rows(
         self, x: Float[Tensor, "b l d"], earlier: LSTMState, *, begins: bool
     ) -> tuple[Float[Tensor, "b l d"], LSTMState]:
-        """The outputs of rows of one document each, which begins here or continues from the state."""
+        """The outputs of rows of one document each, which begins here or continues from the state.
+
+        Raises UserError in an exported graph of any length."""
+        refuse_any_size(x.shape[1], "an LSTM is a loop over tokens")
         initial = [torch.zeros_like(part, dtype=x.dtype) if begins else part.detach().to(x) for part in earlier]
         with self._differentiable_kernels(x):
             y, final_states = self.cells(x, tuple(part[None] for part in initial))

@@ -124,13 +124,13 @@ class MambaMixer(Layer, FusedRows):
         """What the memories return, with the skip, the last memories, and the last segment ids."""
         dtype = torch.promote_types(self.a_log.dtype, torch.float32)
         if state is None:
-            previous = self.init_state(len(x), device=x.device, dtype=dtype)
+            previous = self.init_state(x.shape[0], device=x.device, dtype=dtype)
         else:
             previous = state
         x, rank, writes, reads = (part.to(dtype) for part in (x, rank, writes, reads))
         steps = self.dt_proj(rank)
         starts = None
-        segment_ids = positions.segment_ids[:, -1].expand(len(x))
+        segment_ids = positions.segment_ids[:, -1].expand(x.shape[0])
         if not isinstance(positions.layout, ContiguousLayout):
             runs = segment_runs(positions.segment_ids, previous.segment_ids)
             starts = runs.run_ids.diff(prepend=torch.zeros_like(runs.run_ids[:, :1])) > 0

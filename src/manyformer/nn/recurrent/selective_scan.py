@@ -20,9 +20,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
+from manyformer.nn.ops.any_length import scan_any_length
 from manyformer.nn.runtime.device_reads import ScratchBuffer
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, needs_plain_operations
-from manyformer.nn.runtime.torch_internals import compiler_disabled
+from manyformer.nn.runtime.torch_internals import compiler_disabled, is_of_any_size
 
 SCAN_CHUNK = 16
 """Tokens whose memories a selective scan holds at once; for gradients those before each chunk are stored."""
@@ -62,6 +63,26 @@ def selective_scan_reference(
     return SelectiveScanResult(torch.stack(outputs, 1), memory)
 
 
+def _scan_any_length(
+    x: Tensor, steps: Tensor, rates: Tensor, writes: Tensor, reads: Tensor, memory: Tensor, starts: Tensor | None
+) -> SelectiveScanResult:
+    """`selective_scan_reference` without a loop over tokens, which hold the memories of all of them."""
+    decay = (steps[..., None] * rates).exp()
+    if starts is not None:
+        decay = decay.masked_fill(starts[..., None, None], 0.0)
+    written = (steps * x)[..., None] * writes[..., None, :]
+    # the memory before the first token counts as what a token has written
+    written = torch.cat([memory[:, None], written], 1)
+    decay = torch.cat([torch.ones_like(memory[:, None]), decay], 1)
+    memories, _ = scan_any_length(_later_memory, (written, decay), (0.0, 0.0), 1)
+    return SelectiveScanResult((memories[:, 1:] * reads[..., None, :]).sum(-1), memories[:, -1])
+
+
+def _later_memory(earlier: tuple[Tensor, ...], later: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """What two parts of a text write and how they decay, together."""
+    return later[0] + later[1] * earlier[0], later[1] * earlier[1]
+
+
 # outside compiled code, which would unroll every token and recompile for every length
 @compiler_disabled
 def selective_scan(
@@ -80,6 +101,8 @@ def selective_scan(
 
     For gradients only the memories before the chunks are stored, and those within a chunk are computed again. On a CPU
     as many rows are scanned together as keep the memories of a chunk in its caches."""
+    if is_of_any_size(x.shape[1]):
+        return _scan_any_length(x, steps, rates, writes, reads, memory, starts)
     if needs_plain_operations():
         return selective_scan_reference(x, steps, rates, writes, reads, memory, starts, signed=signed)
     keep_mask = None if starts is None else (~starts).to(x.dtype)

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode as _TorchDispatchMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_structure, tree_unflatten
 
+from manyformer.base.errors import UserError
+
 __all__ = [
     "TorchDispatchMode",
     "attention_by_definition",
@@ -40,8 +42,10 @@ __all__ = [
     "is_traced",
     "is_transformed",
     "lacks_numbers",
+    "narrowed",
     "overflow_of",
     "real_tensors",
+    "refuse_any_size",
     "tensor_norms",
     "tensor_version",
     "tree_leaves",
@@ -248,6 +252,24 @@ def fixed_size(size: int) -> int:
 def is_of_any_size(size: Any) -> bool:
     """Whether an exported graph is recorded that knows no number for this size."""
     return torch.compiler.is_exporting() and isinstance(size, torch.SymInt)
+
+
+def narrowed(x: Tensor, axis: int, start: int, size: int) -> Tensor:
+    """`x.narrow(axis, start, size)`: a view, and a copy in an exported graph of any size.
+
+    Whether the view is contiguous depends on whether it is all of `x`, and a graph is for one answer alone."""
+    if is_of_any_size(size):
+        return x.index_select(axis, torch.arange(start, start + size, device=x.device))
+    return x.narrow(axis, start, size)
+
+
+def refuse_any_size(size: Any, what: str) -> None:
+    """Raise UserError for `is_of_any_size`: `what` is computed in a number of steps that an exported graph fixes."""
+    if is_of_any_size(size):
+        raise UserError(
+            f"{what}, of which an exported graph has one number: export it with a fixed length (no dynamic dimension "
+            "but the batch)"
+        )
 
 
 def is_compiled_for_any(size: int) -> bool:

@@ -14,7 +14,7 @@ from manyformer.nn.masks.local import Causal
 from manyformer.nn.ops import softmax_attention as ops
 from manyformer.nn.runtime.devices import float64_device
 from manyformer.nn.runtime.head_selection import HeadProjection
-from manyformer.nn.runtime.torch_internals import is_traced
+from manyformer.nn.runtime.torch_internals import is_of_any_size, is_traced, refuse_any_size
 
 ForgettingPath = Literal["naive", "fused"]
 
@@ -85,16 +85,22 @@ class ForgettingKernel(Kernel):
 
     def explain(self, call: KernelCall) -> str:
         if self._select_path(call) == "naive":
-            return "naive: " + ("forced" if self.path != "auto" else "the weights are watched")
+            return "naive: " + (
+                "forced" if self.path != "auto" else "the weights are watched, or a graph is for any length"
+            )
         return f"fused: blocks of {BLOCK} queries, the sums of gates as channels of the keys"
 
     def extra_repr(self) -> str:
         return f"path={self.path}"
 
     def _select_path(self, call: KernelCall) -> ForgettingPath:
-        if self.path == "fused" and call.watch is not no_watch:
-            raise ValueError("ForgettingKernel: path 'fused' cannot serve this call: its weights are watched")
-        if self.path == "fused" or (self.path == "auto" and call.watch is no_watch):
+        if self.path == "fused":
+            if call.watch is not no_watch:
+                raise ValueError("ForgettingKernel: path 'fused' cannot serve this call: its weights are watched")
+            refuse_any_size(call.q.shape[2], "ForgettingKernel: path 'fused' is a loop over blocks of queries")
+            return "fused"
+        # an exported graph of any length has no loop over blocks
+        if self.path == "auto" and call.watch is no_watch and not is_of_any_size(call.q.shape[2]):
             return "fused"
         return "naive"
 

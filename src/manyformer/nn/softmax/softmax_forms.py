@@ -296,9 +296,11 @@ def dense_mask(
         return masks[key]
     queries = query_positions.position_ids.shape[1]
     keys = key_positions.position_ids.shape[1]
+    # asked first: an exported graph would be for lengths of one answer to the next question alone
+    if is_traced():
+        return mask.dense(query_positions, key_positions, heads)
     is_small = queries * keys <= MAX_CACHED_MASK_PAIRS and query_positions.position_ids.device.type == "cpu"
-    is_complete = is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions)
-    if is_complete and not is_traced():
+    if is_small and layout_is_complete(query_positions) and layout_is_complete(key_positions):
         return _cached_dense_mask(mask, heads, query_positions.layout, key_positions.layout, queries, keys)
     return mask.dense(query_positions, key_positions, heads)
 

@@ -7,7 +7,7 @@ streams side by side or the outputs of all branches, is a `StreamRule` of the st
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, final
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -51,6 +51,9 @@ class StreamRule(nn.Module, ABC, Generic[S]):
     """What the branches of a stack read, and how their outputs change what flows on. It acts on each token alone.
 
     It therefore has no state: rows, documents and pieces of a text need nothing of it."""
+
+    layers_are_alike: ClassVar[bool] = True
+    """Whether a compiled layer serves for all; it does not where each has modules, or another number of streams."""
 
     @abstractmethod
     def start(self, x: Float[Tensor, "b l d"]) -> S:

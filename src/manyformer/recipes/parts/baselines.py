@@ -16,7 +16,7 @@ from manyformer.models.masked_lm import PartContrastiveLoss
 from manyformer.nn.attention.attention import Attention
 from manyformer.nn.attention.global_summaries import SummaryPrefixedLayer, SummaryTokens
 from manyformer.nn.attention.kv_cache import CrossAttentionSource
-from manyformer.nn.core import Chain, Layer, Pointwise
+from manyformer.nn.core import Chain, Layer, LayeredStack, Pointwise
 from manyformer.nn.depth import ReversibleStack
 from manyformer.nn.feed_forward import ExpertLinear
 from manyformer.nn.feed_forward.feedforward import FeedForward, chunked
@@ -32,13 +32,11 @@ from manyformer.nn.positions import (
 from manyformer.nn.residual import AddJoin, Residual, ResidualJoin
 from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
+from manyformer.nn.streams import StreamLayer, StreamStack
 from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.residual_streams import Streams
 
 NormOrder = Literal["post", "pre", "sandwich"]
-ResidualStreams = Annotated[
-    Literal["plain", "reversible"],
-    "one residual stream (plain), or two reversible ones, for which no activations are stored",
-]
 LoopCount = Annotated[PositiveSize, "how many times the layers are applied, with the same weights each time"]
 NormMaker = Callable[[], nn.Module]
 LayerMaker = Callable[[int], Mapping[str, Layer] | Layer]
@@ -71,34 +69,32 @@ def stack(
     order: NormOrder,
     norm: NormMaker,
     dropout: float,
-    streams: ResidualStreams = "plain",
+    streams: Streams = "plain",
     std: float | None = None,
     join: Callable[[], ResidualJoin | None] = lambda: None,
     loops: int = 1,
-) -> Chain:
+) -> LayeredStack:
     """`depth` layers made by `layer`, or by several makers in turn; all orders but post-norm end in a final norm.
 
     The layers are applied `loops` times, with the same weights (Bae et al. 2024, arXiv:2410.20672, section 2.2: CYCLE).
 
     A mapping becomes a chain of residual branches with norms and dropout, except parts that are residual branches
     already; a layer is taken as it is. What a maker returns again is the same layer in another place. With "reversible"
-    streams, branches are added alternately to two streams, and no activations are stored (see `ReversibleStack`). `std`
-    initializes the matrices with `scale_residual_init`. `join` makes the join of each branch, None for the sum after
-    `dropout`. Raises UserError for reversible loops."""
-    if loops > 1 and streams == "reversible":
-        raise UserError(f"loops ({loops}) need residual_streams=plain: a reversible layer is applied once")
-
-    def complete(parts: Mapping[str, Layer] | Layer) -> Layer:
-        if isinstance(parts, Layer):
-            return parts
-        add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
-        return Chain(
-            **{
-                name: part if isinstance(part, Residual) else add_branch(part, join=join())
-                for name, part in parts.items()
-            }
+    streams, branches are added alternately to two streams, and no activations are stored (see `ReversibleStack`); with
+    a maker of rules, branches read and write by its rule (see `StreamStack`). `std` initializes the matrices with
+    `scale_residual_init`. `join` makes the join of each branch, None for the sum after `dropout`. Raises UserError for
+    loops of streams that are not plain, and for post-norm with a rule."""
+    if loops > 1 and streams != "plain":
+        raise UserError(f"loops ({loops}) need residual_streams=plain: layers with further streams are applied once")
+    has_rule = not isinstance(streams, str)
+    if has_rule and order == "post":
+        raise UserError(
+            "norm_order is post, and these residual_streams take what a branch adds before any norm of a sum: use "
+            "norm_order=pre or sandwich, or residual_streams=plain"
         )
+    container = StreamLayer if has_rule else Chain
 
+    complete = partial(complete_layer, order=order, norm=norm, dropout=dropout, join=join, container=container)
     makers = [layer] if callable(layer) else layer
     made: list[Layer] = []
     # kept with their parts, whose identity is theirs alone as long as they exist
@@ -109,19 +105,40 @@ def stack(
             completed[id(parts)] = parts, complete(parts)
         made.append(completed[id(parts)][1])
     # the same modules under the numbers of all places, registered under the first
-    layers = {str(number): part for number, part in enumerate(made * loops)}
+    body: dict[str, Layer] = {str(number): part for number, part in enumerate(made * loops)}
     if streams == "reversible":
-        body: dict[str, Layer] = {"layers": ReversibleStack(**layers)}
-    else:
-        body = layers
+        body = {"layers": ReversibleStack(**body)}
     # pre-norm leaves the stream itself unnormalized
     if order != "post":
         body["norm"] = Pointwise(norm())
-    chain = Chain(**body)
+    result: LayeredStack
+    if isinstance(streams, str):
+        result = Chain(**body)
+    else:
+        rule = streams([len(list(part.children())) for part in made])
+        result = StreamStack(rule, **body)
     if std is not None:
         # a branch of a looped layer is added once in each loop
-        scale_residual_init(chain, depth * loops, std=std)
-    return chain
+        scale_residual_init(result, depth * loops, std=std)
+    return result
+
+
+def complete_layer(
+    parts: Mapping[str, Layer] | Layer,
+    *,
+    order: NormOrder,
+    norm: NormMaker,
+    dropout: float,
+    join: Callable[[], ResidualJoin | None] = lambda: None,
+    container: Callable[..., Layer] = Chain,
+) -> Layer:
+    """What a maker of `stack` has made, as the layer that it becomes there: a `container` of its branches."""
+    if isinstance(parts, Layer):
+        return parts
+    add_branch = partial(branch, order=order, norm=norm, dropout=dropout)
+    return container(
+        **{name: part if isinstance(part, Residual) else add_branch(part, join=join()) for name, part in parts.items()}
+    )
 
 
 def makers_of_pattern(pattern: str, makers: Mapping[str, LayerMaker], keyword: str = "pattern") -> list[LayerMaker]:
@@ -274,7 +291,7 @@ def language_model(
     dropout: float,
     norm_order: NormOrder = "pre",
     norm: NormMaker | None = None,
-    streams: ResidualStreams = "plain",
+    streams: Streams = "plain",
     loops: int = 1,
     join: Callable[[], ResidualJoin | None] = lambda: None,
     tied: bool = True,
@@ -315,6 +332,7 @@ def rms_decoder(
     logit_cap: float | None = None,
     embedding_scale: float = 1.0,
     loops: int = 1,
+    streams: Streams = "plain",
 ) -> LanguageModel:
     """Llama with these layers: RMSNorm, and an output of its own; positions are those of the layers, if any."""
     embed = TokenEmbedding(vocab, dim, scale=embedding_scale, std=init_std(dim), dropout=dropout)
@@ -327,6 +345,7 @@ def rms_decoder(
         norm_order=norm_order,
         norm=norm,
         loops=loops,
+        streams=streams,
         tied=tied,
         logit_cap=logit_cap,
     )
@@ -340,7 +359,7 @@ def masked_lm(
     dropout: float,
     norm_order: NormOrder = "pre",
     norm: NormMaker | None = None,
-    streams: ResidualStreams = "plain",
+    streams: Streams = "plain",
     summaries: SummaryTokens | None = None,
     contrast: PartContrastiveLoss | None = None,
     make_activation: Callable[[], nn.Module] = nn.GELU,
@@ -378,7 +397,7 @@ def encoder_decoder(
     decoder_depth: int | None = None,
     decoder_ff_dim: int | None = None,
     output_bias: bool = False,
-    streams: ResidualStreams = "plain",
+    streams: Streams = "plain",
     ff_chunk: int | None = None,
 ) -> EncoderDecoder:
     """The Transformer, optionally with positions other than sinusoids or other kinds of attention.

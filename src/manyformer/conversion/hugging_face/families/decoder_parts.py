@@ -242,18 +242,20 @@ def decoder_family(
     layer: LayerRules,
     norm: NormRule = same,
     left_out: Mapping[str, str] | None = None,
+    further: Callable[[Mapping[str, Any]], Iterator[TensorRule]] = lambda keywords: iter(()),
 ) -> ModelFamily:
     """A family whose models have Llama's names but for parts of their layers.
 
     `classes` are the architectures by `model_type`, of which exports name the first; `config_rules` those of the
     settings besides sizes, epsilon (`norm_eps` where it is missing) and tied outputs. `layer` makes the tensor rules of
     a layer but for its norms, from its name there, its name here, its number and the keywords; `norm` makes those of
-    norms."""
+    norms, and `further` those of tensors outside of the layers and their frame."""
 
     def tensor_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
         yield from frame_rules(keywords, norm)
         for layer_number in range(keywords["depth"]):
             yield from layer(f"model.layers.{layer_number}", f"body.{layer_number}", layer_number, keywords)
+        yield from further(keywords)
 
     model_type, architecture = next(iter(classes.items()))
     return ModelFamily(

@@ -17,6 +17,7 @@ from manyformer.conversion.hugging_face.families import (
     transposed,
 )
 from manyformer.conversion.hugging_face.families.decoder_parts import (
+    NORMS,
     attention_rules,
     decoder_family,
     expert_rules,
@@ -114,6 +115,7 @@ INDEXER_SIZES = (
     rules.size("index_n_heads", "indexer_heads"),
     rules.size("index_head_dim", "indexer_dim"),
 )
+AHEAD_PARTS = {"enorm": "token_norm", "hnorm": "hidden_norm", "eh_proj": "merge", "shared_head.norm": "norm"}
 INDEXER_PARTS = {"wq_b": "q_proj", "wk": "k_proj", "weights_proj": "weight_proj"}
 
 
@@ -192,6 +194,43 @@ def _latent_attention_rules(hf: str, ours: str, keywords: Mapping[str, Any]) -> 
         yield from each_parameter(f"{hf}.indexer.k_norm", f"{ours}.indexer.k_norm")
 
 
+def _read_ahead(config: HFConfig) -> Keywords:
+    # files decide: those that transformers saves again lack these layers, and their configs still count them
+    depth = config.size("num_hidden_layers")
+    tokens = 0
+    while f"model.layers.{depth + tokens}.eh_proj.weight" in config.tensors:
+        tokens += 1
+    if not tokens:
+        return {}
+    return {"ahead": "sequential", "ahead_tokens": tokens}
+
+
+def _write_ahead(keywords: Mapping[str, Any]) -> Keywords:
+    if keywords["ahead"] == "parallel":
+        raise UserError("ahead is parallel, and a DeepseekV3ForCausalLM has layers ahead in a chain (sequential) alone")
+    return {"num_nextn_predict_layers": _ahead_tokens(keywords)}
+
+
+def _ahead_tokens(keywords: Mapping[str, Any]) -> int:
+    """The number of layers of the chain that predicts further tokens."""
+    if keywords["ahead"] != "sequential":
+        return 0
+    return int(keywords["ahead_tokens"] or 1)
+
+
+def _ahead_rules(keywords: Mapping[str, Any]) -> Iterator[TensorRule]:
+    """The chain of layers that predict further tokens, which follow the others in files."""
+    for number in range(_ahead_tokens(keywords)):
+        layer = keywords["depth"] + number
+        hf = f"model.layers.{layer}"
+        ours = f"auxiliary.layers.{number}"
+        for part, our_part in AHEAD_PARTS.items():
+            yield same(f"{hf}.{part}.weight", f"{ours}.{our_part}.weight")
+        for part, our_part in NORMS.items():
+            yield same(f"{hf}.{part}.weight", f"{ours}.block.{our_part}.weight")
+        yield from _deepseek_layer(hf, f"{ours}.block", layer, keywords)
+
+
 DEEPSEEK = decoder_family(
     title="DeepSeek-V3",
     classes=DEEPSEEK_CLASSES,
@@ -219,10 +258,14 @@ DEEPSEEK = decoder_family(
         rules.either("rope_interleave", "rope_pairs", "interleaved", "halves"),
         # how the temperature of YaRN acts on all channels in released models
         yarn_rotary({"mscale": 1.0, "mscale_all_dim": 1.0}),
-        rules.written(num_nextn_predict_layers=0),
+        ConfigRule(_read_ahead, _write_ahead),
     ),
     layer=_deepseek_layer,
-    left_out={r"model\.layers\.61\..*": "the layer that predicts a token further ahead, which the recipe has not"},
+    left_out={
+        r"model\.layers\.\d+\.embed_tokens\.weight": "a copy of the embedding",
+        r"model\.layers\.\d+\.shared_head\.head\.weight": "a copy of the output",
+    },
+    further=_ahead_rules,
 )
 
 FAMILIES = (MIXTRAL, GPT_OSS, DEEPSEEK)

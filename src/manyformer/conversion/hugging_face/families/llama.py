@@ -45,6 +45,7 @@ PLAIN = {
     "memory_length": None,
     "loops": 1,
     "norm_order": "pre",
+    "residual_streams": "plain",
     "qk_norm": False,
     "output_gate": False,
     "window_rope_base": None,
