@@ -34,6 +34,7 @@ RECIPES = (
     "lightning",
     "hgrn2",
     "mamba-2",
+    "mamba-3",
     "mlstm",
     "rwkv-7",
 )

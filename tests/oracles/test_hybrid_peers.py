@@ -320,8 +320,8 @@ def test_kimi_linear_is_that_of_transformers() -> None:
         if number == 0:
             tensors |= under(f"{place}.ff.inner", gated_feedforward(mlp))
             continue
-        gate, up = mlp["experts.gate_up_proj"].chunk(2, 1)
-        experts = {"gate.weight": gate, "up.weight": up, "down.weight": mlp["experts.down_proj"]}
+        gate_rows, up_rows = mlp["experts.gate_up_proj"].chunk(2, 1)
+        experts = {"gate.weight": gate_rows, "up.weight": up_rows, "down.weight": mlp["experts.down_proj"]}
         tensors |= under(f"{place}.ff.inner", router(mlp))
         tensors |= under(f"{place}.ff.inner.experts", experts)
         tensors |= under(f"{place}.ff.inner.shared", gated_feedforward(part(mlp, "shared_experts")))
@@ -534,8 +534,8 @@ def test_jamba_is_that_of_transformers() -> None:
         if number != 1:
             tensors |= under(f"{place}.ff.inner", gated_feedforward(mlp))
             continue
-        gate, up = mlp["experts.gate_up_proj"].chunk(2, 1)
-        experts = {"gate.weight": gate, "up.weight": up, "down.weight": mlp["experts.down_proj"]}
+        gate_rows, up_rows = mlp["experts.gate_up_proj"].chunk(2, 1)
+        experts = {"gate.weight": gate_rows, "up.weight": up_rows, "down.weight": mlp["experts.down_proj"]}
         tensors |= under(f"{place}.ff.inner.experts", experts)
         tensors[f"{place}.ff.inner.router.proj.weight"] = mlp["router.weight"]
     compare(ours, theirs, tensors)

@@ -21,7 +21,7 @@ CONTRACTS = ["causal", "cached", "padding-state", "packing-state", "beams"]
 
 @pytest.mark.parametrize(
     ("pattern", "kernel", "depth"),
-    [("DDF", "softmax", 4), ("KNDF", "linear", 3), ("KN", "window", 2), ("PXVF", "softmax", 4)],
+    [("DDF", "softmax", 4), ("KNDF", "linear", 3), ("KN", "window", 2), ("PXVTF", "softmax", 5)],
 )
 def test_hybrids_keep_their_promises(pattern: str, kernel: str, depth: int) -> None:
     model = mf.build("compose", **SMALL, depth=depth, pattern=pattern, kernel=kernel)
@@ -59,7 +59,10 @@ def test_layers_are_those_of_their_letters_and_full_ones_alone_cache_tokens() ->
         ({"pattern": "(M)K"}, "at place 1 hold mixers side by side, so at least two"),
         ({"pattern": "(M-)"}, "'-' at place 3 is no mixer"),
         ({"pattern": "K.."}, "'.' at place 3 follows no mixer"),
-        ({"pattern": "FF", "state_dim": 8}, r"state_dim \(8\) is that of layers M, m, of which the pattern has none"),
+        (
+            {"pattern": "FF", "state_dim": 8},
+            r"state_dim \(8\) is that of layers M, m, T, of which the pattern has none",
+        ),
         ({"pattern": "FF", "window": 8}, r"window \(8\) is that of layers W"),
         ({"pattern": "FF", "num_experts": 4}, r"num_experts \(4\) is that of layers E"),
         ({"pattern": "DF", "memory_key_heads": 3}, r"memory_key_heads \(3\) must divide the heads of the memory \(2\)"),
@@ -144,6 +147,7 @@ RECIPES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
     "V": ("comba", {"head_dim": 6, "value_dim": 4}, {"memory_key_dim": 6, "memory_value_dim": 4}),
     "M": ("mamba-2", {"groups": 2, "state_dim": 6}, {"memory_key_heads": 2, "state_dim": 6}),
+    "T": ("mamba-3", {"state_dim": 8}, {"state_dim": 8}),
     "m": (
         "mamba",
         {"state_dim": 5, "conv_size": 3, "negative_eigenvalues": True},
@@ -171,7 +175,7 @@ def test_a_letter_is_the_layer_of_its_recipe(letter: str) -> None:
         of_recipe = {**of_recipe, "heads": 4}
     ours: Any = mf.build("compose", **sizes, heads=4, position="none", pattern=letter, **of_letter)
     theirs: Any = mf.build(recipe, **sizes, **of_recipe)
-    name = "body.2.mixer.inner" if letter in "ml" else "body.2.attention.inner"
+    name = "body.2.mixer.inner" if letter in "mlT" else "body.2.attention.inner"
     mixer, reference = ours.get_submodule(name).double(), theirs.get_submodule(name).double()
     mixer.load_state_dict(reference.state_dict())
     x = torch.randn(2, 13, 16, dtype=torch.float64)

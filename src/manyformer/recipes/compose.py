@@ -83,9 +83,9 @@ LayerPattern = Annotated[
     str,
     "kinds of layers, repeated: K has the kernel, F is softmax over all tokens, N is F without positions, W is F in a "
     "window, Y reads the keys of the lowest Y, and the mixers are D (gated delta rule), d (delta rule), A (KDA), P "
-    "(DeltaProduct), X (Gated DeltaNet-2), V (Comba), M (Mamba-2), m (Mamba), R (retention), G (GLA), H (HGRN2), L "
-    "(lightning), S (mLSTM), l (LSTM), C (gated convolution); (MF) are side by side, M. has no feed-forward branch, - "
-    "has nothing else, E has experts alone",
+    "(DeltaProduct), X (Gated DeltaNet-2), V (Comba), M (Mamba-2), T (Mamba-3), m (Mamba), R (retention), G (GLA), H "
+    "(HGRN2), L (lightning), S (mLSTM), l (LSTM), C (gated convolution); (MF) are side by side, M. has no feed-forward "
+    "branch, - has nothing else, E has experts alone",
 ]
 NormName = Annotated[Literal["layer", "rms"], "LayerNorm or RMSNorm"]
 

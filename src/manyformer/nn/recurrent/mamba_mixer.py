@@ -53,10 +53,9 @@ class MambaMixer(Layer, FusedRows):
     `channels` of the stream pass a short convolution of `conv_size` tokens; they decide the step size of each channel,
     through `rank` channels, and what all channels write to and read from memories of `state_dim` entries each (see
     `selective_scan`). Channels skip the memory too, and SiLU of as many further channels gates them. With `norm_eps`
-    the `rank` channels, what is written and what is read are divided by their root mean square, as in Jamba. Memories
-    are of float32 at least; they begin empty in every document, and padding leaves them as they are. With
+    the `rank` channels, what is written and what is read are divided by their root mean square, as in Jamba. With
     `negative_eigenvalues` a token may change the sign of a memory (Grazzi et al. 2024, arXiv:2411.12537, section 4).
-    """
+    Memories are of float32 at least; they begin empty in every document, and padding leaves them as they are."""
 
     def __init__(
         self,

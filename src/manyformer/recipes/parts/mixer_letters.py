@@ -15,6 +15,7 @@ from manyformer.nn.feed_forward.feedforward import default_gated_dim
 from manyformer.nn.linear.recurrent_rules import DecayBounds
 from manyformer.nn.positions import RotaryPosition
 from manyformer.nn.recurrent.lstm import LSTM
+from manyformer.nn.recurrent.mamba_3_mixer import Mamba3Mixer
 from manyformer.nn.recurrent.mamba_mixer import MambaMixer, default_rank
 from manyformer.recipes.deltanet import plain_delta_attention
 from manyformer.recipes.gla import gated_linear_attention
@@ -53,7 +54,9 @@ class MixerKeywords(TypedDict, total=False):
         PositiveSize | None, "width of a head's values in layers D, P, X, V and M", Default(None)
     ]
     state_dim: Annotated[
-        PositiveSize | None, "entries in the memory of a channel: 128 in Mamba-2 (M), 16 in Mamba (m)", Default(None)
+        PositiveSize | None,
+        "entries in the memory of a channel: 128 in Mamba-2 (M) and -3 (T), 16 in Mamba (m)",
+        Default(None),
     ]
     conv_size: Annotated[PositiveSize | None, "tokens in the short convolutions of layers", Default(None)]
     negative_eigenvalues: Annotated[
@@ -145,6 +148,19 @@ def _mamba(sizes: MixerSizes) -> MixerMaker:
     return lambda number: make()
 
 
+def _mamba_3(sizes: MixerSizes) -> MixerMaker:
+    heads = sizes.option("memory_heads", sizes.heads)
+    if 2 * sizes.dim % heads:
+        raise UserError(f"the heads of layers T ({heads}) must divide 2 dim ({2 * sizes.dim})")
+    state_dim = sizes.option("state_dim", 128)
+    if state_dim % 4:
+        raise UserError(
+            f"state_dim ({state_dim}) must be a multiple of 4 for layers T, which rotate half of it in pairs"
+        )
+    make = partial(Mamba3Mixer, sizes.dim, heads, value_dim=2 * sizes.dim // heads, state_dim=state_dim)
+    return lambda number: make()
+
+
 def _gated_delta(sizes: MixerSizes) -> MixerMaker:
     widths = _checked(sizes.free())
     make = partial(gated_delta_attention, widths, conv_size=sizes.conv_size, max_strength=sizes.max_strength)
@@ -219,6 +235,7 @@ MIXER_LETTERS: dict[str, MixerLetter] = {
     "V": MixerLetter("Comba", _CONVOLVED | {"memory_value_dim"}, _feedback),
     "M": MixerLetter("Mamba-2", _HEADS | {"memory_key_heads", "memory_value_dim", "state_dim", "conv_size"}, _mamba_2),
     "m": MixerLetter("Mamba", frozenset({"state_dim", "conv_size", "negative_eigenvalues"}), _mamba),
+    "T": MixerLetter("Mamba-3", _HEADS | {"state_dim"}, _mamba_3),
     "R": MixerLetter("retention", _HEADS_AND_KEYS, _retention),
     "G": MixerLetter(
         "gated linear attention",
