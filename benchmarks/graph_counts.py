@@ -87,6 +87,8 @@ def main() -> int:
     parser.add_argument("recipes", nargs="*", metavar="NAME")
     parser.add_argument("--write", action="store_true", help="keep the counts")
     options = parser.parse_args()
+    if unknown := sorted(set(options.recipes) - mf.recipes().keys()):
+        parser.error(f"there is no recipe {', '.join(unknown)}")
     torch.set_num_threads(1)
     # torch's remarks on what it does not trace
     warnings.simplefilter("ignore")
