@@ -78,7 +78,8 @@ no derivative. On torch 2.13, on a CPU.
   be unrolled, a function is taken out of the graph; the remarks below name it with the number of graphs. Where
   the length is fixed, the loop in which chunks of a recurrence pass their memory on is unrolled; where it is dynamic,
   the chunks are one operation of a graph for any length, whose gradient computes its forward pass again. How many
-  graphs a recipe has, and what they end at, is on its page and in `manyformer show NAME`.
+  graphs a recipe has, and what they end at, is on its page and in `manyformer show NAME`. They are compared in float64:
+  graphs of any length have other chunks, whose sums are rounded in another order.
 - **Changed linear layers** ([adapters](how-to/adapters.md), norms, masks, quantized weights) act wherever the model
   computes. They are compared in float64: values at random make roundings of float32 greater than what is compared.
 - **Several processes**: weights that several layers share are sharded by `shard_model`

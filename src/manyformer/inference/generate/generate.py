@@ -34,7 +34,6 @@ from manyformer.inference.generate.result import (
 from manyformer.inference.generate.rewindable_feed import RewindableFeed
 from manyformer.inference.generate.sampling import DecodeBatch, StepwiseDecoder, TextReading
 from manyformer.inference.generate.speculative import SpeculativeDecoder
-from manyformer.models import DiffusionLM
 from manyformer.models.generative_model import LanguageModel, as_language_model
 from manyformer.models.model import Model, eval_mode
 from manyformer.models.model_files import ModelSpec
@@ -284,7 +283,7 @@ def _decode_job(
     # by its members, not its class: any object of the protocol may be passed
     if not (hasattr(model, "init_state") and hasattr(model, "vocab")):
         kind = type(model).__name__
-        remedy = "; mf.denoise fills its hidden tokens" if isinstance(model, DiffusionLM) else ""
+        remedy = "; mf.denoise fills its hidden tokens" if hasattr(model, "mask_token") else ""
         raise UserError(
             f"a {kind} does not generate text: generate needs a language model or an encoder-decoder{remedy}"
         )
