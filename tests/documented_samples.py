@@ -28,6 +28,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "text": ("transformer-lm", *TEXT, "max_length=256"),
     "masked": ("bert", *TEXT, "max_length=512"),
     "diffusion": ("mdlm", *TEXT),
+    "ahead": ("llama", "model.ahead=sequential", "ahead_tokens=2", *TEXT),
     "memory": ("transformer-xl", *MEMORY_TEXT),
     "pairs": ("transformer", "data.path=[train.en, train.de]", "data.tokenizer=char", *SIZES),
     "labels": ("transformer-classifier", "data.path=reviews.tsv", "data.tokenizer=char", *SIZES),
@@ -46,7 +47,13 @@ RUNS = {
     **dict.fromkeys(("masked-stdlib", "bert"), "masked"),
     **dict.fromkeys(("labels-trec", "labels"), "labels"),
     **dict.fromkeys(("rl-memory-length", "memory"), "policy"),
-    **{"mdlm": "diffusion", "lm-memory": "memory", "tag-relations": "trees", "images-vit": "images"},
+    **{
+        "mdlm": "diffusion",
+        "llama-ahead": "ahead",
+        "lm-memory": "memory",
+        "tag-relations": "trees",
+        "images-vit": "images",
+    },
     **{"adaptive-span": "spans", "universal": "steps", "rl-graph-walks": "returns"},
 }
 """The kind of run that each name in a page stands for."""

@@ -93,7 +93,8 @@ class DiffusionLM(EncoderModel[NoisedBatch]):
         """Hide tokens of a batch, by counts or by the schedule of training, and compute the logits of all tokens."""
         positions = self._token_positions(batch.tokens, batch.segments, layout=batch.layout)
         # a mask token in the text itself is hidden for everybody, and nobody knows what it stands for
-        is_target = (batch.targets != IGNORE_INDEX) & (batch.tokens != self.mask_token)
+        is_mask = (batch.tokens == self.mask_token) | (batch.targets == self.mask_token)
+        is_target = (batch.targets != IGNORE_INDEX) & ~is_mask
         units = Units(unit_starts(positions, self.unit_size), is_target)
         if by_counts:
             hidden = hide_counts(batch.noise, units)

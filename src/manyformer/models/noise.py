@@ -68,9 +68,11 @@ def hide_counts(noise: Float[Tensor, "b l 2"], units: Units) -> Hidden:
     unit = torch.where(units.is_target, units.starts, length)
     counts = torch.zeros(rows, length + 1, dtype=torch.long, device=unit.device)
     counts.scatter_add_(1, unit, torch.ones_like(unit))
-    rank = (unit + noise[..., 1].double()).argsort(dim=1).argsort(dim=1)
+    by_number = noise[..., 1].argsort(dim=1)
+    by_unit = unit.gather(1, by_number).argsort(dim=1, stable=True)
+    rank = by_number.gather(1, by_unit).argsort(dim=1)
     rank_in_unit = rank - (counts.cumsum(1) - counts).gather(1, unit)
     n = counts.gather(1, unit)
-    k = torch.minimum((units.levels(noise).double() * n).long() + 1, n)
+    k = torch.minimum((units.levels(noise) * n).long() + 1, n)
     is_hidden = (rank_in_unit < k) & units.is_target
     return Hidden(is_hidden, torch.where(is_hidden, n / k, 0.0))

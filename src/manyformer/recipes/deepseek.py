@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt
-
 from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
@@ -19,14 +17,19 @@ from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.recipes.parts.ahead_layers import AheadKind, AheadTokens, AheadWeight, add_ahead_layers
 from manyformer.recipes.parts.baselines import complete_layer, init_std, rms_decoder
 from manyformer.recipes.parts.keywords import (
+    BalanceBiasStep,
     BalanceWeight,
+    DenseLayerCount,
     ExpertCount,
     ExpertDim,
     ExpertsPerToken,
+    ExpertWeightFactor,
     ExpertWeights,
+    LatentDim,
     NormEps,
     PositiveSize,
     RopeBase,
+    SharedExpertCount,
     TiedOutput,
     UnscaledLength,
     YarnFactor,
@@ -69,19 +72,19 @@ def deepseek(
     head_dim: Annotated[PositiveSize, "width of the part of a head's keys and queries without positions"] = 64,
     rotary_dim: Annotated[PositiveSize, "width of the key with rotary positions, which all heads share"] = 32,
     value_dim: Annotated[PositiveSize, "width of a head's values"] = 64,
-    latent_dim: Annotated[PositiveSize, "width of the latent of keys and values, which is cached"] = 128,
+    latent_dim: LatentDim = 128,
     query_latent_dim: Annotated[PositiveSize | None, "width of the latent of queries; null means none"] = 256,
     ff_dim: int | None = None,
     expert_dim: ExpertDim = 128,
     num_experts: ExpertCount = 16,
     experts_per_token: ExpertsPerToken = 4,
-    shared_experts: Annotated[PositiveSize, "number of experts that process every token, as one of their width"] = 1,
+    shared_experts: SharedExpertCount = 1,
     expert_groups: Annotated[PositiveSize, "number of groups of experts; a token's experts come from few of them"] = 1,
     groups_per_token: Annotated[PositiveSize, "number of groups that a token's experts come from"] = 1,
-    dense_layers: Annotated[int, Ge(0), "number of first layers without experts"] = 1,
-    expert_scale: Annotated[float, Gt(0), "factor of the weights of a token's experts"] = 2.5,
+    dense_layers: DenseLayerCount = 1,
+    expert_scale: ExpertWeightFactor = 2.5,
     expert_weighting: ExpertWeights = "renormalized",
-    bias_rate: Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"] = 1e-3,
+    bias_rate: BalanceBiasStep = 1e-3,
     balance_weight: BalanceWeight = 1e-4,
     rope_base: RopeBase = 10_000.0,
     rope_factor: YarnFactor = 1.0,

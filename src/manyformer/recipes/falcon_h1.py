@@ -25,9 +25,12 @@ from manyformer.recipes.parts.baselines import head_width, init_std, stack
 from manyformer.recipes.parts.keywords import (
     HeadDim,
     NormEps,
-    PositiveSize,
     RopeBase,
     ShortConvolutionSize,
+    StateSpaceGroups,
+    StateSpaceHeadDim,
+    StateSpaceHeads,
+    StateSpaceKeyDim,
     TiedOutput,
 )
 from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, state_space_attention
@@ -94,10 +97,10 @@ def falcon_h1(
     kv_heads: int | None = 2,
     head_dim: HeadDim = None,
     ff_dim: int | None = None,
-    state_heads: Annotated[PositiveSize, "heads of Mamba-2"] = 8,
-    state_head_dim: Annotated[PositiveSize, "width of a head's values in Mamba-2"] = 64,
-    groups: Annotated[PositiveSize, "heads of queries and keys of Mamba-2, each shared by adjacent heads"] = 1,
-    state_dim: Annotated[PositiveSize, "width of queries and keys of Mamba-2"] = 128,
+    state_heads: StateSpaceHeads = 8,
+    state_head_dim: StateSpaceHeadDim = 64,
+    groups: StateSpaceGroups = 1,
+    state_dim: StateSpaceKeyDim = 128,
     conv_size: ShortConvolutionSize = 4,
     rope_base: RopeBase = 1e11,
     embedding_multiplier: Annotated[Multiplier, "factor of the embedding"] = 1.0,

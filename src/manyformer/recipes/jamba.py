@@ -16,10 +16,14 @@ from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.parts.baselines import LayerMaker, head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
     BalanceWeight,
+    ChannelConvolutionSize,
+    ChannelExpansion,
+    ChannelMemorySize,
     ExpertCount,
     ExpertsPerToken,
     NormEps,
     PositiveSize,
+    StepRank,
     TiedOutput,
 )
 from manyformer.recipes.parts.registry import recipe
@@ -34,7 +38,6 @@ from manyformer.recipes.parts.registry import recipe
     cost="O(l^2 d) in one layer of eight, O(l d^2) in the others, with the experts of a token alone",
     reasons={
         "bfloat16": "rounded inputs of a router may choose another expert",
-        "attention_dropout": "layers of Mamba form no weights of softmax",
     },
     tiny_keywords={"kv_heads": 1, "pattern": "mF", "state_dim": 4, "step_rank": 3, "num_experts": 4},
 )
@@ -49,12 +52,10 @@ def jamba(
         str, "kinds of layers, repeated: m is Mamba, F attends to all tokens, without positions"
     ] = "mmmmFmmm",
     expert_every: Annotated[PositiveSize, "every so many layers one has experts, the last of them"] = 2,
-    state_dim: Annotated[PositiveSize, "entries in the memory of each channel"] = 16,
-    expansion: Annotated[PositiveSize, "number of channels with a memory, as a multiple of dim"] = 2,
-    conv_size: Annotated[PositiveSize, "number of tokens in the short convolution; 1 is the token alone"] = 4,
-    step_rank: Annotated[
-        PositiveSize | None, "width between the channels and their step sizes; null means dim / 16, rounded up"
-    ] = None,
+    state_dim: ChannelMemorySize = 16,
+    expansion: ChannelExpansion = 2,
+    conv_size: ChannelConvolutionSize = 4,
+    step_rank: StepRank = None,
     num_experts: ExpertCount = 16,
     experts_per_token: ExpertsPerToken = 2,
     balance_weight: BalanceWeight = 1e-3,

@@ -3,8 +3,6 @@
 from functools import partial
 from typing import Annotated
 
-from annotated_types import Ge, Gt
-
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.attention.attention import MultiHeadLayer
@@ -17,13 +15,19 @@ from manyformer.recipes.deepseek import LATENT_EPS
 from manyformer.recipes.kda import kimi_delta_attention
 from manyformer.recipes.parts.baselines import LayerMaker, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
+    BalanceBiasStep,
     BalanceWeight,
+    DeltaValueDim,
+    DenseLayerCount,
     ExpertCount,
     ExpertDim,
     ExpertsPerToken,
+    ExpertWeightFactor,
     ExpertWeights,
+    LatentDim,
     NormEps,
     PositiveSize,
+    SharedExpertCount,
     ShortConvolutionSize,
     TiedOutput,
 )
@@ -70,17 +74,17 @@ def kimi_linear(
     conv_size: ShortConvolutionSize = 4,
     head_dim: Annotated[PositiveSize, "width of the part of a head's keys and queries in latent attention"] = 64,
     shared_key_dim: Annotated[PositiveSize, "width of the part of a key there that all heads share"] = 32,
-    value_dim: Annotated[PositiveSize, "width of a head's values there"] = 64,
-    latent_dim: Annotated[PositiveSize, "width of the latent of keys and values, which is cached"] = 128,
+    value_dim: DeltaValueDim = 64,
+    latent_dim: LatentDim = 128,
     ff_dim: int | None = None,
     expert_dim: ExpertDim = 128,
-    shared_experts: Annotated[PositiveSize, "number of experts that process every token, as one of their width"] = 1,
+    shared_experts: SharedExpertCount = 1,
     num_experts: ExpertCount = 16,
     experts_per_token: ExpertsPerToken = 4,
-    expert_scale: Annotated[float, Gt(0), "factor of the weights of a token's experts"] = 2.446,
+    expert_scale: ExpertWeightFactor = 2.446,
     expert_weighting: ExpertWeights = "renormalized",
-    dense_layers: Annotated[int, Ge(0), "number of first layers without experts"] = 1,
-    bias_rate: Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"] = 1e-3,
+    dense_layers: DenseLayerCount = 1,
+    bias_rate: BalanceBiasStep = 1e-3,
     balance_weight: BalanceWeight = 1e-4,
     *,
     norm_eps: NormEps = 1e-5,

@@ -7,7 +7,14 @@ from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.core import Layer
 from manyformer.nn.recurrent.mamba_mixer import MambaMixer, default_rank
 from manyformer.recipes.parts.baselines import rms_decoder
-from manyformer.recipes.parts.keywords import NormEps, PositiveSize, TiedOutput
+from manyformer.recipes.parts.keywords import (
+    ChannelConvolutionSize,
+    ChannelExpansion,
+    ChannelMemorySize,
+    NormEps,
+    StepRank,
+    TiedOutput,
+)
 from manyformer.recipes.parts.registry import recipe
 
 
@@ -30,12 +37,10 @@ def mamba(
     vocab: int = 256,
     dim: int = 512,
     depth: int = 16,
-    state_dim: Annotated[PositiveSize, "entries in the memory of each channel"] = 16,
-    expansion: Annotated[PositiveSize, "number of channels with a memory, as a multiple of dim"] = 2,
-    conv_size: Annotated[PositiveSize, "number of tokens in the short convolution; 1 is the token alone"] = 4,
-    step_rank: Annotated[
-        PositiveSize | None, "width between the channels and their step sizes; null means dim / 16, rounded up"
-    ] = None,
+    state_dim: ChannelMemorySize = 16,
+    expansion: ChannelExpansion = 2,
+    conv_size: ChannelConvolutionSize = 4,
+    step_rank: StepRank = None,
     norm_eps: NormEps = 1e-5,
     dropout: float = 0.0,
     *,

@@ -7,7 +7,11 @@ from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
 from manyformer.nn.core import Layer
 from manyformer.recipes.parts.baselines import rms_decoder
-from manyformer.recipes.parts.keywords import PositiveSize, ShortConvolutionSize
+from manyformer.recipes.parts.keywords import (
+    PositiveSize,
+    ShortConvolutionSize,
+    ValueExpansion,
+)
 from manyformer.recipes.parts.recurrent_layers import SIGNED_SUMS, RecurrentSizes, state_space_attention
 from manyformer.recipes.parts.registry import recipe
 
@@ -30,7 +34,7 @@ def mamba_2(
     heads: int = 16,
     groups: Annotated[PositiveSize, "heads of queries and keys (C and B), each shared by adjacent heads"] = 1,
     state_dim: Annotated[PositiveSize, "width of queries and keys: rows of the memory of a head"] = 128,
-    expansion: Annotated[PositiveSize, "width of the values of all heads, as a multiple of dim"] = 2,
+    expansion: ValueExpansion = 2,
     conv_size: ShortConvolutionSize = 4,
     dropout: float = 0.0,
 ) -> LanguageModel:

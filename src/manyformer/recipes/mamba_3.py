@@ -9,7 +9,10 @@ from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import GatedFeedForward
 from manyformer.nn.recurrent.mamba_3_mixer import Mamba3Mixer
 from manyformer.recipes.parts.baselines import rms_decoder
-from manyformer.recipes.parts.keywords import PositiveSize
+from manyformer.recipes.parts.keywords import (
+    PositiveSize,
+    ValueExpansion,
+)
 from manyformer.recipes.parts.registry import recipe
 
 
@@ -23,6 +26,7 @@ from manyformer.recipes.parts.registry import recipe
     cost="O(l d (d + state)) per layer; O(d (d + state)) per generated token, at any length",
     reasons={
         "heads": "its heads share keys and queries, and are no attention",
+        "attention_dropout": "a memory forms no weights of softmax",
         "attention_maps": "it sums two memories, of which no weights of pairs of tokens are formed",
     },
     tiny_keywords={"state_dim": 8},
@@ -33,7 +37,7 @@ def mamba_3(
     depth: int = 8,
     heads: int = 16,
     state_dim: Annotated[PositiveSize, "width of queries and keys, a multiple of 4: rows of a head's memory"] = 128,
-    expansion: Annotated[PositiveSize, "width of the values of all heads, as a multiple of dim"] = 2,
+    expansion: ValueExpansion = 2,
     ff_dim: int | None = None,
     dropout: float = 0.0,
 ) -> LanguageModel:

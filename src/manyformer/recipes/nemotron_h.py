@@ -4,8 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Annotated
 
-from annotated_types import Ge, Gt
-
 from manyformer.base.errors import UserError
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
@@ -23,14 +21,20 @@ from manyformer.nn.masks import Causal
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.parts.baselines import LayerMaker, head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
+    BalanceBiasStep,
     BalanceWeight,
     ExpertCount,
     ExpertDim,
     ExpertsPerToken,
+    ExpertWeightFactor,
     HeadDim,
     NormEps,
-    PositiveSize,
+    SharedExpertDim,
     ShortConvolutionSize,
+    StateSpaceGroups,
+    StateSpaceHeadDim,
+    StateSpaceHeads,
+    StateSpaceKeyDim,
     TiedOutput,
 )
 from manyformer.recipes.parts.recurrent_layers import RecurrentSizes, state_space_attention
@@ -76,17 +80,17 @@ def nemotron_h(
     pattern: Annotated[
         str, "kinds of layers, repeated: M is Mamba-2, - feed-forward, F attends to all tokens, E has experts"
     ] = "M-M-M-F-",
-    state_heads: Annotated[PositiveSize, "heads of Mamba-2"] = 16,
-    state_head_dim: Annotated[PositiveSize, "width of a head's values in Mamba-2"] = 64,
-    groups: Annotated[PositiveSize, "heads of queries and keys of Mamba-2, each shared by adjacent heads"] = 8,
-    state_dim: Annotated[PositiveSize, "width of queries and keys of Mamba-2"] = 128,
+    state_heads: StateSpaceHeads = 16,
+    state_head_dim: StateSpaceHeadDim = 64,
+    groups: StateSpaceGroups = 8,
+    state_dim: StateSpaceKeyDim = 128,
     conv_size: ShortConvolutionSize = 4,
     num_experts: ExpertCount = 16,
     experts_per_token: ExpertsPerToken = 4,
     expert_dim: ExpertDim = 256,
-    shared_expert_dim: Annotated[PositiveSize, "width of the hidden layer of the expert of every token"] = 512,
-    expert_scale: Annotated[float, Gt(0), "factor of the weights of a token's experts"] = 1.0,
-    bias_rate: Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"] = 1e-3,
+    shared_expert_dim: SharedExpertDim = 512,
+    expert_scale: ExpertWeightFactor = 1.0,
+    bias_rate: BalanceBiasStep = 1e-3,
     balance_weight: BalanceWeight = 1e-4,
     *,
     norm_eps: NormEps = 1e-5,

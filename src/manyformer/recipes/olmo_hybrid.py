@@ -17,6 +17,7 @@ from manyformer.nn.runtime.length_norms import RMSNorm
 from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.parts.baselines import LayerMaker, head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
+    DeltaPattern,
     NegativeEigenvalues,
     NormEps,
     PositiveSize,
@@ -49,7 +50,7 @@ def olmo_hybrid(
     heads: int = 8,
     kv_heads: int | None = None,
     ff_dim: int | None = None,
-    pattern: Annotated[str, "kinds of layers, repeated: L has the gated delta rule, F attends to all tokens"] = "LLLF",
+    pattern: DeltaPattern = "LLLF",
     delta_heads: Annotated[PositiveSize | None, "heads of layers of the delta rule; null means heads"] = None,
     delta_head_dim: Annotated[
         PositiveSize | None, "width of a head's queries and keys there; null means 3/4 dim / delta_heads"

@@ -1,7 +1,6 @@
 """Qwen3.5: three layers of the gated delta rule to one of gated softmax attention, with dense feed-forward layers."""
 
 from functools import partial
-from typing import Annotated
 
 from manyformer.models import LanguageModel
 from manyformer.models.tasks.language_modelling import LANGUAGE_MODELLING
@@ -9,9 +8,14 @@ from manyformer.nn.core import Layer
 from manyformer.nn.feed_forward.feedforward import GatedFeedForward
 from manyformer.recipes.parts.baselines import LayerMaker, head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
+    DeltaHeads,
+    DeltaKeyDim,
+    DeltaKeyHeads,
+    DeltaPattern,
+    DeltaValueDim,
     HeadDim,
     NormEps,
-    PositiveSize,
+    QuarterRotatedDim,
     RopeBase,
     ShortConvolutionSize,
     TiedOutput,
@@ -50,15 +54,13 @@ def qwen3_5(
     heads: int = 8,
     kv_heads: int | None = 2,
     head_dim: HeadDim = None,
-    rotated_dim: Annotated[
-        PositiveSize | None, "number of channels of a head with rotary positions; null means a quarter of them"
-    ] = None,
+    rotated_dim: QuarterRotatedDim = None,
     ff_dim: int | None = None,
-    pattern: Annotated[str, "kinds of layers, repeated: L has the gated delta rule, F attends to all tokens"] = "LLLF",
-    delta_heads: Annotated[PositiveSize, "heads of values in layers of the delta rule"] = 8,
-    delta_key_heads: Annotated[PositiveSize, "heads of queries and keys there, each shared by adjacent heads"] = 4,
-    delta_head_dim: Annotated[PositiveSize, "width of a head's queries and keys there"] = 64,
-    delta_value_dim: Annotated[PositiveSize, "width of a head's values there"] = 64,
+    pattern: DeltaPattern = "LLLF",
+    delta_heads: DeltaHeads = 8,
+    delta_key_heads: DeltaKeyHeads = 4,
+    delta_head_dim: DeltaKeyDim = 64,
+    delta_value_dim: DeltaValueDim = 64,
     conv_size: ShortConvolutionSize = 4,
     rope_base: RopeBase = 1e7,
     *,

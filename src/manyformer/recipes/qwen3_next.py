@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated
 
 import torch
 
@@ -21,14 +20,20 @@ from manyformer.nn.softmax.softmax_kernel import SoftmaxKernel
 from manyformer.recipes.parts.baselines import LayerMaker, head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
     BalanceWeight,
+    DeltaHeads,
+    DeltaKeyDim,
+    DeltaKeyHeads,
+    DeltaPattern,
+    DeltaValueDim,
     ExpertCount,
     ExpertDim,
     ExpertsPerToken,
     ExpertWeights,
     HeadDim,
     NormEps,
-    PositiveSize,
+    QuarterRotatedDim,
     RopeBase,
+    SharedExpertDim,
     ShortConvolutionSize,
     TiedOutput,
 )
@@ -70,17 +75,15 @@ def qwen3_next(
     heads: int = 8,
     kv_heads: int | None = 1,
     head_dim: HeadDim = None,
-    rotated_dim: Annotated[
-        PositiveSize | None, "number of channels of a head with rotary positions; null means a quarter of them"
-    ] = None,
-    pattern: Annotated[str, "kinds of layers, repeated: L has the gated delta rule, F attends to all tokens"] = "LLLF",
-    delta_heads: Annotated[PositiveSize, "heads of values in layers of the delta rule"] = 8,
-    delta_key_heads: Annotated[PositiveSize, "heads of queries and keys there, each shared by adjacent heads"] = 4,
-    delta_head_dim: Annotated[PositiveSize, "width of a head's queries and keys there"] = 64,
-    delta_value_dim: Annotated[PositiveSize, "width of a head's values there"] = 64,
+    rotated_dim: QuarterRotatedDim = None,
+    pattern: DeltaPattern = "LLLF",
+    delta_heads: DeltaHeads = 8,
+    delta_key_heads: DeltaKeyHeads = 4,
+    delta_head_dim: DeltaKeyDim = 64,
+    delta_value_dim: DeltaValueDim = 64,
     conv_size: ShortConvolutionSize = 4,
     expert_dim: ExpertDim = 128,
-    shared_expert_dim: Annotated[PositiveSize, "width of the hidden layer of the expert of every token"] = 128,
+    shared_expert_dim: SharedExpertDim = 128,
     num_experts: ExpertCount = 16,
     experts_per_token: ExpertsPerToken = 4,
     expert_weighting: ExpertWeights = "renormalized",

@@ -14,9 +14,11 @@ from manyformer.recipes.parts.attention_kernels import causal_window
 from manyformer.recipes.parts.baselines import LayerMaker, head_width, makers_of_pattern, rms_decoder
 from manyformer.recipes.parts.keywords import (
     CausalWindowSize,
+    ChannelConvolutionSize,
+    ChannelExpansion,
+    ChannelMemorySize,
     HeadDim,
     NormEps,
-    PositiveSize,
     RopeBase,
     TiedOutput,
 )
@@ -32,7 +34,6 @@ from manyformer.recipes.parts.registry import recipe
     family="hybrid",
     constant_state=True,
     cost="O(l w d) in layers with windows w, O(l d^2) in the others; windows cache w tokens",
-    reasons={"attention_dropout": "layers of Mamba form no weights of softmax"},
     tiny_keywords={"kv_heads": 1, "depth": 2, "state_dim": 4, "window": 5},
 )
 def samba(
@@ -45,9 +46,9 @@ def samba(
     ff_dim: int | None = None,
     pattern: Annotated[str, "kinds of layers, repeated: m is Mamba, W a window of softmax attention"] = "mW",
     window: CausalWindowSize = 256,
-    state_dim: Annotated[PositiveSize, "entries in the memory of each channel"] = 16,
-    expansion: Annotated[PositiveSize, "number of channels with a memory, as a multiple of dim"] = 2,
-    conv_size: Annotated[PositiveSize, "number of tokens in the short convolution; 1 is the token alone"] = 4,
+    state_dim: ChannelMemorySize = 16,
+    expansion: ChannelExpansion = 2,
+    conv_size: ChannelConvolutionSize = 4,
     rope_base: RopeBase = 10_000.0,
     *,
     norm_eps: NormEps = 1e-5,

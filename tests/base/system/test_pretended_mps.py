@@ -20,7 +20,7 @@ from pretended_mps import MPS, REFUSED, OnMps, implemented_operators, move_model
 
 ROWS, LENGTH = 2, 24
 PROMPTS = [[1, 2, 3, 4, 1], [2, 3, 4]]
-OVERLAPPING = {"mamba"}
+OVERLAPPING = {"jamba", "mamba", "samba"}
 """Recipes whose decoding writes into views of itself, which the pretended tensors cannot."""
 
 Place = Callable[[Any], Any]

@@ -170,7 +170,8 @@ class LSTM(Layer, FusedRows, OptimizerHints):
 
         Raises UserError in an exported graph of any length."""
         refuse_any_size(x.shape[1], "an LSTM is a loop over tokens")
-        initial = [torch.zeros_like(part, dtype=x.dtype) if begins else part.detach().to(x) for part in earlier]
+        # made from the tokens: under `vmap` a state without their hidden axis could not be added to in place
+        initial = [torch.zeros_like(x[:, 0]) if begins else part.detach().to(x) for part in earlier]
         with self._differentiable_kernels(x):
             y, final_states = self.cells(x, tuple(part[None] for part in initial))
         return y, LSTMState(*(part[0].detach() for part in final_states))

@@ -98,6 +98,31 @@ ValueDim = Annotated[PositiveSize | None, "width of a head's values; null means 
 WindowOnEachSide = Annotated[PositiveSize, "number of positions in the attention window on each side of a token"]
 CausalWindowSize = Annotated[PositiveSize, "number of positions in the attention window: a token and those before it"]
 CausalWindowOrNone = Annotated[CausalWindowSize | None, "positions in an attention window; null means all"]
+BalanceBiasStep = Annotated[float, Ge(0), "change of the bias that balances experts, after each training step"]
+ChannelConvolutionSize = Annotated[PositiveSize, "number of tokens in the short convolution; 1 is the token alone"]
+ChannelExpansion = Annotated[PositiveSize, "number of channels with a memory, as a multiple of dim"]
+ChannelMemorySize = Annotated[PositiveSize, "entries in the memory of each channel"]
+DeltaHeads = Annotated[PositiveSize, "heads of values in layers of the delta rule"]
+DeltaKeyDim = Annotated[PositiveSize, "width of a head's queries and keys there"]
+DeltaKeyHeads = Annotated[PositiveSize, "heads of queries and keys there, each shared by adjacent heads"]
+DeltaPattern = Annotated[str, "kinds of layers, repeated: L has the gated delta rule, F attends to all tokens"]
+DeltaValueDim = Annotated[PositiveSize, "width of a head's values there"]
+DenseLayerCount = Annotated[int, Ge(0), "number of first layers without experts"]
+ExpertWeightFactor = Annotated[float, Gt(0), "factor of the weights of a token's experts"]
+LatentDim = Annotated[PositiveSize, "width of the latent of keys and values, which is cached"]
+QuarterRotatedDim = Annotated[
+    PositiveSize | None, "number of channels of a head with rotary positions; null means a quarter of them"
+]
+SharedExpertCount = Annotated[PositiveSize, "number of experts that process every token, as one of their width"]
+SharedExpertDim = Annotated[PositiveSize, "width of the hidden layer of the expert of every token"]
+StateSpaceGroups = Annotated[PositiveSize, "heads of queries and keys of Mamba-2, each shared by adjacent heads"]
+StateSpaceHeadDim = Annotated[PositiveSize, "width of a head's values in Mamba-2"]
+StateSpaceHeads = Annotated[PositiveSize, "heads of Mamba-2"]
+StateSpaceKeyDim = Annotated[PositiveSize, "width of queries and keys of Mamba-2"]
+StepRank = Annotated[
+    PositiveSize | None, "width between the channels and their step sizes; null means dim / 16, rounded up"
+]
+ValueExpansion = Annotated[PositiveSize, "width of the values of all heads, as a multiple of dim"]
 
 COMMON_KEYWORDS: dict[str, tuple[Any, ...]] = {
     "vocab": (Ge(1), "number of token ids; the data decides it in a run"),
