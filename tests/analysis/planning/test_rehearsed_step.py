@@ -68,6 +68,15 @@ def test_a_planned_step_has_no_weights() -> None:
     assert cost.flops == pytest.approx(6 * 16 * cost.parameters, rel=0.05)
 
 
+def test_logits_in_chunks_are_planned_by_shapes() -> None:
+    """Autocast, which their dtype depends on, knows no meta device."""
+    keywords = {"vocab": 32000, "dim": 16, "depth": 1, "heads": 2}
+    cost = step_cost("llama", keywords, rows=4, length=512)
+    assert cost.method == BY_SHAPES
+    # those of all 2,048 tokens would be 262 MB
+    assert cost.logits < 4 * 512 * 32000
+
+
 @pytest.mark.slow
 def test_checkpointing_stores_fewer_activations_and_computes_more() -> None:
     keywords: dict[str, Any] = {"dim": 64, "depth": 6, "heads": 2, "vocab": 50}

@@ -17,7 +17,7 @@ from manyformer.nn.runtime.device_reads import count_values
 from manyformer.nn.runtime.devices import device_kind
 from manyformer.nn.runtime.exact_shares import ceil_shares, exact_share
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient, hides_values
-from manyformer.nn.runtime.torch_internals import compiler_disabled
+from manyformer.nn.runtime.torch_internals import autocast_dtype, compiler_disabled
 
 GROUPED_CAPABILITY = 9
 """The generation of cards from which on torch has a kernel for grouped products."""
@@ -84,10 +84,7 @@ class GroupedRows(ExpertGroups):
     @staticmethod
     def can_project(x: Tensor, weights: Sequence[Tensor]) -> bool:
         """Whether torch has a kernel for such rows and weights that reads nothing; its other ways loop on the host."""
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-        else:
-            dtype = x.dtype
+        dtype = autocast_dtype(x.device) or x.dtype
         if dtype != torch.bfloat16 or device_kind(x.device).capability(x.device) < GROUPED_CAPABILITY:
             return False
         return all(side % GROUPED_ALIGNMENT == 0 for weight in weights for side in weight.shape[1:])
@@ -136,9 +133,9 @@ class _BlockProduct(HandwrittenGradient):
 
 def _cast_by_autocast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
     """The dtypes that `F.linear` would compute with: these products are not on the list of autocast."""
-    if not torch.is_autocast_enabled(x.device.type):
+    dtype = autocast_dtype(x.device)
+    if dtype is None:
         return x, weight, bias
-    dtype = torch.get_autocast_dtype(x.device.type)
     return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from manyformer.nn.runtime.handwritten_gradient import HandwrittenGradient
+from manyformer.nn.runtime.torch_internals import autocast_disabled, autocast_dtype
 
 
 class LossOptions(NamedTuple):
@@ -33,11 +34,7 @@ def chunked_cross_entropy(
 
     Under autocast the products take its precision; sums of exponentials and of gradients are at least of float32. In
     float16 only the logits do: gradients are formed here before any scale of the loss reaches them."""
-    is_cast = torch.is_autocast_enabled(x.device.type)
-    if is_cast:
-        dtype = torch.get_autocast_dtype(x.device.type)
-    else:
-        dtype = x.dtype
+    dtype = autocast_dtype(x.device) or x.dtype
     total: Tensor = _ChunkedCrossEntropy.call(x, weight, bias, targets, options, dtype)
     return total
 
@@ -57,7 +54,7 @@ class _ChunkedCrossEntropy(HandwrittenGradient):
     ) -> Tensor:
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         sum_dtype = torch.promote_types(x.dtype, torch.float32)
-        with torch.autocast(x.device.type, enabled=False):
+        with autocast_disabled(x.device):
             matrix = weight.to(dtype)
             # unscaled gradients of float16 would vanish
             gradient_dtype = sum_dtype if dtype is torch.float16 else dtype
@@ -103,7 +100,7 @@ class _ChunkedCrossEntropy(HandwrittenGradient):
     @classmethod
     def plain(cls, *arguments: Any) -> Any:
         x, weight, bias, targets, options, dtype = arguments
-        with torch.autocast(x.device.type, enabled=False):
+        with autocast_disabled(x.device):
             logits = F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
             return F.cross_entropy(
                 logits.to(torch.promote_types(x.dtype, torch.float32)),

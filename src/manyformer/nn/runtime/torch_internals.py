@@ -26,6 +26,7 @@ __all__ = [
     "TorchDispatchMode",
     "attention_by_definition",
     "autocast_disabled",
+    "autocast_dtype",
     "compile_backward_as_eager",
     "compile_up_to",
     "compiler_backend",
@@ -119,10 +120,17 @@ def has_autocast(device_type: str) -> bool:
     return torch.amp.is_autocast_available(device_type)
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of products under autocast on `device`; None where it is off, or where a device (meta) has none."""
+    if not has_autocast(device.type) or not torch.is_autocast_enabled(device.type):
+        return None
+    return torch.get_autocast_dtype(device.type)
+
+
 def autocast_disabled(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """A context manager that disables autocast on `device`: long sums in half precision lose their later terms."""
     # nothing to disable is the usual case, in which a region costs more than the products of a small layer
-    if not has_autocast(device.type) or not torch.is_autocast_enabled(device.type):
+    if autocast_dtype(device) is None:
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)
 
